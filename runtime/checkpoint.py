@@ -1,0 +1,232 @@
+"""Finds a checkpoint and reads its JSON files. Reads no weights and imports no torch, so that the server may use it."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+DEMO_MODEL = "demo"
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class CheckpointError(ValueError):
+    """The checkpoint is missing, incomplete, or of a kind that this runtime does not serve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """Hyper-parameters of the vision encoder and its projector (Hugging Face names)."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    in_channels: int
+    out_hidden_size: int
+    patch_size: int
+    temporal_patch_size: int
+    spatial_merge_size: int
+    window_size: int
+    fullatt_block_indexes: tuple[int, ...]
+
+    @property
+    def pixels_per_token_side(self) -> int:
+        """Side, in pixels, of the square that becomes one output token: 28 in the published models."""
+        return self.patch_size * self.spatial_merge_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """Hyper-parameters of the text decoder (Hugging Face names)."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    mrope_section: tuple[int, int, int]
+    vocab_size: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What the whole runtime needs to know of a checkpoint's `config.json` and `generation_config.json`."""
+
+    model_type: Literal["qwen2_5_vl"]
+    text: TextConfig
+    vision: VisionConfig
+    image_token_id: int
+    vision_start_token_id: int
+    vision_end_token_id: int
+    eos_token_ids: tuple[int, ...]
+    dtype: Dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorConfig:
+    """What `preprocessor_config.json` says of pictures. Pixels are height x width after resizing."""
+
+    min_pixels: int
+    max_pixels: int
+    image_mean: tuple[float, float, float]
+    image_std: tuple[float, float, float]
+
+
+def locate_model(model: str) -> Path:
+    """The directory of MODEL: `demo`, a directory, or a hub name (downloaded unless `HF_HUB_OFFLINE` forbids it).
+
+    Raises:
+        CheckpointError: there is no such directory, and the hub does not give it.
+    """
+    if model == DEMO_MODEL:
+        return Path(__file__).parent / "demo"
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise CheckpointError(
+            f"model {model!r} is neither a directory, nor a hub name (owner/name), nor {DEMO_MODEL!r}"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(f"model {model!r} could not be had from the hub: {type(error).__name__}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of the checkpoint.
+
+    Raises:
+        CheckpointError: the file is missing, or holds no JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.name} is missing from {path.parent}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return value
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """`config.json` (flat as published, or nested in `text_config` as transformers 5 writes it) and the end tokens.
+
+    Raises:
+        CheckpointError: a file or field is missing, or the model is of a family that this runtime does not serve.
+    """
+    raw = read_json(directory / "config.json")
+    if raw.get("model_type") != "qwen2_5_vl":
+        raise CheckpointError(f"model_type is {raw.get('model_type')!r}; this runtime serves 'qwen2_5_vl'")
+    text = {**{k: v for k, v in raw.items() if not isinstance(v, dict)}, **raw.get("text_config", {})}
+    for nested in ("rope_scaling", "rope_parameters"):
+        text.setdefault(nested, raw.get(nested))
+    try:
+        return ModelConfig(
+            model_type="qwen2_5_vl",
+            text=_text_config(text, tied=raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+            vision=_vision_config(raw["vision_config"]),
+            image_token_id=raw["image_token_id"],
+            vision_start_token_id=raw["vision_start_token_id"],
+            vision_end_token_id=raw["vision_end_token_id"],
+            eos_token_ids=_eos_token_ids(directory, text),
+            dtype=_dtype(raw.get("dtype") or raw.get("torch_dtype") or text.get("dtype") or "float32"),
+        )
+    except KeyError as error:
+        raise CheckpointError(f"{directory / 'config.json'} lacks the field {error}") from error
+
+
+def read_processor_config(directory: Path) -> ProcessorConfig:
+    """`preprocessor_config.json`: pixel limits (old names, or `size.shortest_edge`/`longest_edge`), mean and deviation.
+
+    Raises:
+        CheckpointError: the file is missing, or its limits are no limits.
+    """
+    raw = read_json(directory / "preprocessor_config.json")
+    size = raw.get("size") or {}
+    min_pixels = raw.get("min_pixels") or size.get("shortest_edge") or 56 * 56
+    max_pixels = raw.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+    if not 0 < min_pixels <= max_pixels:
+        raise CheckpointError(f"preprocessor_config.json: min_pixels {min_pixels}, max_pixels {max_pixels}")
+    return ProcessorConfig(
+        min_pixels=min_pixels,
+        max_pixels=max_pixels,
+        image_mean=_triple(raw.get("image_mean", (0.48145466, 0.4578275, 0.40821073))),
+        image_std=_triple(raw.get("image_std", (0.26862954, 0.26130258, 0.27577711))),
+    )
+
+
+def _text_config(raw: dict[str, Any], *, tied: bool) -> TextConfig:
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    heads = raw["num_attention_heads"]
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
+    section = tuple(rope.get("mrope_section") or ())
+    if len(section) != 3 or sum(section) != head_dim // 2:
+        raise CheckpointError(
+            f"mrope_section {list(section)} must have three parts that sum to head_dim / 2 = {head_dim // 2}"
+        )
+    return TextConfig(
+        hidden_size=raw["hidden_size"],
+        intermediate_size=raw["intermediate_size"],
+        num_hidden_layers=raw["num_hidden_layers"],
+        num_attention_heads=heads,
+        num_key_value_heads=raw.get("num_key_value_heads", heads),
+        head_dim=head_dim,
+        rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 1e6),
+        mrope_section=(section[0], section[1], section[2]),
+        vocab_size=raw["vocab_size"],
+        max_position_embeddings=raw.get("max_position_embeddings", 32768),
+        tie_word_embeddings=tied,
+    )
+
+
+def _vision_config(raw: dict[str, Any]) -> VisionConfig:
+    return VisionConfig(
+        depth=raw["depth"],
+        hidden_size=raw["hidden_size"],
+        intermediate_size=raw["intermediate_size"],
+        num_heads=raw["num_heads"],
+        in_channels=raw.get("in_chans") or raw.get("in_channels") or 3,
+        out_hidden_size=raw["out_hidden_size"],
+        patch_size=raw.get("patch_size", 14),
+        temporal_patch_size=raw.get("temporal_patch_size", 2),
+        spatial_merge_size=raw.get("spatial_merge_size", 2),
+        window_size=raw.get("window_size", 112),
+        fullatt_block_indexes=tuple(raw["fullatt_block_indexes"]),
+    )
+
+
+def _eos_token_ids(directory: Path, text: dict[str, Any]) -> tuple[int, ...]:
+    path = directory / "generation_config.json"
+    value = read_json(path).get("eos_token_id") if path.exists() else None
+    if value is None:
+        value = text.get("eos_token_id")
+    if value is None:
+        raise CheckpointError(f"neither generation_config.json nor config.json in {directory} names an eos_token_id")
+    return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def _dtype(name: str) -> Dtype:
+    for known in ("float32", "bfloat16", "float16"):
+        if name == known:
+            return known
+    raise CheckpointError(f"dtype {name!r} is none of float32, bfloat16, float16")
+
+
+def _triple(values: Any) -> tuple[float, float, float]:
+    a, b, c = (float(v) for v in values)
+    if not all(map(math.isfinite, (a, b, c))):
+        raise CheckpointError(f"image mean or deviation {values!r} is not finite")
+    return (a, b, c)

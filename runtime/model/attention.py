@@ -1,0 +1,77 @@
+"""The seams between the model and attention kernels: protocols and the data they take. Knows no scheduler and no requests.
+
+Legend: T tokens of a step, B sequences, N blocks of a table, H heads, K KV heads, D head width, P patches, S segments.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBatch:
+    """One step's sequences, laid end to end: sequence b owns queries `query_start_loc[b]` .. `query_start_loc[b + 1]`,
+    which are the last of its `seq_lens[b]` tokens. Slot of a token = block_id * block_size + offset in the block.
+
+    Padding sequences of a bucket have one query, length 1, and a block table of the null block 0.
+    """
+
+    query_start_loc_cpu: NDArray[np.int32]  # [B + 1]
+    seq_lens_cpu: NDArray[np.int32]  # [B]
+    block_tables_BN: Tensor  # int32, on the device
+    slot_mapping_T: Tensor  # int64, on the device
+
+    @property
+    def is_decode(self) -> bool:
+        """Every sequence has exactly one query."""
+        return len(self.query_start_loc_cpu) - 1 == int(self.query_start_loc_cpu[-1])
+
+
+class DecoderAttention(Protocol):
+    """Causal attention of the decoder over cached keys and values.
+
+    `plan` is called once a step, before the first layer; `forward` stores `k` and `v` and attends, once a layer.
+    """
+
+    def plan(self, batch: AttentionBatch) -> None: ...
+
+    def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        """Attention output [T, H, D]; queries are scaled by D ** -0.5."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """Neighbouring runs of patches that attend only within themselves. Empty segments (equal entries) are allowed.
+
+    `cu_seqlens_S`: int32 [S + 1], ascending, from 0 to P. `max_seqlen`: no segment is longer.
+    """
+
+    cu_seqlens_S: Tensor
+    max_seqlen: int
+
+
+class EncoderAttention(Protocol):
+    """Attention of the vision encoder within segments, without mask. `prepare` is called once a forward for each kind of
+    segments; what it gives is handed to `forward` in each layer of that kind."""
+
+    def prepare(self, segments: Segments) -> object: ...
+
+    def forward(self, prepared: object, q_PHD: Tensor, k_PHD: Tensor, v_PHD: Tensor) -> Tensor:
+        """Attention output [P, H, D]; queries are scaled by D ** -0.5."""
+        ...
+
+
+class KVLayers(Protocol):
+    """A paged KV cache as attention sees it."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    def layer(self, index: int) -> torch.Tensor:
+        """One layer's view [num_blocks, 2, block_size, K, D] (strided; dimension 1 is key, value)."""
+        ...
