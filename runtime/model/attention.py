@@ -1,4 +1,4 @@
-"""The seams between the model and attention kernels: protocols and the data they take. Knows no scheduler and no requests.
+"""The seams between the model and attention kernels: protocols and their data. Knows no scheduler and no requests.
 
 Legend: T tokens of a step, B sequences, N blocks of a table, H heads, K KV heads, D head width, P patches, S segments.
 """
@@ -56,8 +56,8 @@ class Segments:
 
 
 class EncoderAttention(Protocol):
-    """Attention of the vision encoder within segments, without mask. `prepare` is called once a forward for each kind of
-    segments; what it gives is handed to `forward` in each layer of that kind."""
+    """Attention of the vision encoder within segments, without mask. `prepare` is called once a forward for each kind
+    of segments; what it gives is handed to `forward` in each layer of that kind."""
 
     def prepare(self, segments: Segments) -> object: ...
 
