@@ -179,7 +179,8 @@ class ChatService:
             logger.error("the engine's outputs ended without a finish reason", extra={"request": request.request_id})
             raise InternalServerError()
         finally:
-            admission.leave_queue()
+            if last_time is None:
+                admission.leave_queue()
             self._record(reader.num_tokens, gaps, finish_reason, output, request)
 
     def _record(
@@ -229,7 +230,7 @@ class ChoiceReader:
 
 
 class Admission:
-    """Places of one request in the queue. `leave_queue` gives one back; more calls than places do nothing."""
+    """Places of one request in the queue, one a choice. `leave_queue` gives one back."""
 
     def __init__(self, service: ChatService, num_places: int) -> None:
         self._service = service
@@ -237,9 +238,9 @@ class Admission:
         service._num_waiting += num_places
 
     def leave_queue(self) -> None:
-        if self._num_places:
-            self._num_places -= 1
-            self._service._num_waiting -= 1
+        assert self._num_places > 0, "a choice left the queue twice"
+        self._num_places -= 1
+        self._service._num_waiting -= 1
 
     def close(self) -> None:
         """Gives back what is left."""

@@ -78,12 +78,13 @@ class Replay:
 class FakeEngineClient:
     """Replays `replay`, or what `script` makes of a request. Records requests and which of them were aborted.
 
-    `start_delay_seconds`, `start_error`: how the start goes. `die` ends the engine as a crash would.
+    `is_start_held`: the start waits for `release_start`. `start_error`: it fails. `die` ends the engine as a crash
+    would.
     """
 
     replay: Replay = field(default_factory=Replay)
     script: Callable[[Request], Replay] | None = None
-    start_delay_seconds: float = 0.0
+    is_start_held: bool = False
     start_error: str | None = None
     max_model_len: int = 4096
     heartbeat_age: float = 0.0
@@ -96,6 +97,7 @@ class FakeEngineClient:
     def __post_init__(self) -> None:
         self._state: EngineState = "starting"
         self._info: EngineInfo | None = None
+        self._released = asyncio.Event()
         self._dead = asyncio.Event()
         self._reason = ""
         self._counts = GraphCounts(hits=3, misses={"too_large": 1}, replays={"64": 2}, padded_tokens=10)
@@ -119,7 +121,8 @@ class FakeEngineClient:
         return self.heartbeat_age
 
     async def start(self) -> None:
-        await asyncio.sleep(self.start_delay_seconds)
+        if self.is_start_held:
+            await self._released.wait()
         if self.start_error is not None:
             self._state = "dead"
             raise EngineDeadError(self.start_error)
@@ -183,6 +186,10 @@ class FakeEngineClient:
                 pass
         if self._dead.is_set():
             raise EngineDeadError(self._reason)
+
+    def release_start(self) -> None:
+        """Call it in the event loop's thread."""
+        self._released.set()
 
     def die(self, reason: str = "killed") -> None:
         """As if the engine's process had crashed. Call it in the event loop's thread."""
