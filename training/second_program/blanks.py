@@ -24,9 +24,7 @@ def _scribble(rng: np.random.Generator, width: int, height: int) -> Pixels:
     points = (low + path * (high - low)) * (width * _ZOOM, height * _ZOOM)
     ink = Image.new("L", (width * _ZOOM, height * _ZOOM))
     line_width = int(rng.integers(1, 4)) * _ZOOM
-    ImageDraw.Draw(ink).line(
-        [(float(x), float(y)) for x, y in points], fill=255, width=line_width, joint="curve"
-    )
+    ImageDraw.Draw(ink).line([(float(x), float(y)) for x, y in points], fill=255, width=line_width, joint="curve")
     return np.asarray(ink.resize((width, height), Image.Resampling.BOX), dtype=np.float32) / np.float32(255)
 
 

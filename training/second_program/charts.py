@@ -125,9 +125,7 @@ def paint_chart(chart: Chart) -> Image.Image:
     if chart.shows_lines:
         for y in range(base - 30, 10, -30):
             blend(pixels, line * np.float32(0.2), chart.ink, 8, y)
-    for box, fill, label, value in zip(
-        bar_boxes(chart), chart.fills, chart.labels, chart.values, strict=True
-    ):
+    for box, fill, label, value in zip(bar_boxes(chart), chart.fills, chart.labels, chart.values, strict=True):
         left, top, width, height = box
         blend(pixels, np.ones((height, width), dtype=np.float32), fill, left, top)
         _put_text(pixels, label, chart.ink, left + width / 2, base + 4, hangs=True)

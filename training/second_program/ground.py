@@ -31,9 +31,7 @@ class Ground:
     seed: int
 
 
-def draw_size(
-    rng: np.random.Generator, *, min_side: int = MIN_SIDE, max_aspect: float = 3.0
-) -> tuple[int, int]:
+def draw_size(rng: np.random.Generator, *, min_side: int = MIN_SIDE, max_aspect: float = 3.0) -> tuple[int, int]:
     """Width and height in pixels, `min_side`..448 each, the longer at most `max_aspect` times the shorter."""
     short = int(rng.integers(min_side, MAX_SIDE + 1))
     if rng.random() < 0.3:

@@ -51,13 +51,9 @@ def _cut(rng: np.random.Generator, box: tuple[float, float, float, float], parts
     share = first / parts + rng.uniform(-0.04, 0.04)
     if width >= height:
         middle = left + width * share
-        return _cut(rng, (left, top, middle, bottom), first) + _cut(
-            rng, (middle, top, right, bottom), parts - first
-        )
+        return _cut(rng, (left, top, middle, bottom), first) + _cut(rng, (middle, top, right, bottom), parts - first)
     middle = top + height * share
-    return _cut(rng, (left, top, right, middle), first) + _cut(
-        rng, (left, middle, right, bottom), parts - first
-    )
+    return _cut(rng, (left, top, right, middle), first) + _cut(rng, (left, middle, right, bottom), parts - first)
 
 
 def _scatter(rng: np.random.Generator, width: int, height: int, num_spots: int) -> list[Spot]:

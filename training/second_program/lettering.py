@@ -56,9 +56,7 @@ def set_text(text: str, font_px: int, *, weight: int = 0, tilt: float = 0.0) -> 
 
 def _draw_ink(rng: np.random.Generator) -> RGB:
     """Any colour: letters need contrast, not a name."""
-    return hsv_to_rgb(
-        rng.uniform(0, 360), rng.choice([0.0, rng.uniform(0.3, 1.0)]), rng.choice([0.05, 0.5, 0.8, 1.0])
-    )
+    return hsv_to_rgb(rng.uniform(0, 360), rng.choice([0.0, rng.uniform(0.3, 1.0)]), rng.choice([0.05, 0.5, 0.8, 1.0]))
 
 
 def draw_print(rng: np.random.Generator) -> Print:
@@ -86,11 +84,7 @@ def draw_print(rng: np.random.Generator) -> Print:
         if text_width + 12 > width or text_height + 12 > height:
             continue
         x = width / 2 if rng.random() < 0.4 else rng.uniform(text_width / 2 + 6, width - text_width / 2 - 6)
-        y = (
-            height / 2
-            if rng.random() < 0.4
-            else rng.uniform(text_height / 2 + 6, height - text_height / 2 - 6)
-        )
+        y = height / 2 if rng.random() < 0.4 else rng.uniform(text_height / 2 + 6, height - text_height / 2 - 6)
         return Print(
             text=text,
             width=width,

@@ -54,9 +54,7 @@ def _which_has_more(rng: np.random.Generator) -> tuple[tuple[Scene, Scene], Turn
         "Where are more shapes: in the first or in the second picture?",
     )
     answer = f"The {_ORDINALS[which]} picture has more shapes."
-    turn = Turn(
-        question=pick(rng, phrasings), answer=answer, expected=(_ORDINALS[which],), category="compare"
-    )
+    turn = Turn(question=pick(rng, phrasings), answer=answer, expected=(_ORDINALS[which],), category="compare")
     return (first, second), turn
 
 
@@ -94,9 +92,7 @@ def _in_both(rng: np.random.Generator) -> tuple[tuple[Scene, Scene], Turn]:
         "Can you see {a_shape} in the first picture and in the second?",
     )
     question = pick(rng, phrasings, a_shape=with_article(shape))
-    answer = (
-        f"Yes, both show {with_article(shape)}." if is_both else f"No, not both show {with_article(shape)}."
-    )
+    answer = f"Yes, both show {with_article(shape)}." if is_both else f"No, not both show {with_article(shape)}."
     expected = ("yes" if is_both else "no",)
     return (first, second), Turn(question=question, answer=answer, expected=expected, category="compare")
 

@@ -68,9 +68,7 @@ def ask_shape(rng: np.random.Generator, category: str, *, shape: str, colour: st
         "What kind of shape is shown here?",
     )
     question = pick(rng, unnamed if is_alone and rng.random() < 0.7 else named, colour=colour)
-    return Turn(
-        question=question, answer=f"It is {with_article(shape)}.", expected=(shape,), category=category
-    )
+    return Turn(question=question, answer=f"It is {with_article(shape)}.", expected=(shape,), category=category)
 
 
 def ask_place(rng: np.random.Generator, category: str, *, shape: str, place: str, is_alone: bool) -> Turn:

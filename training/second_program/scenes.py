@@ -33,9 +33,7 @@ def retry(attempt: Callable[[], Scene | None]) -> Scene:
         scene = attempt()
         if scene is not None:
             return scene
-    raise AssertionError(
-        f"no scene in {_MAX_ATTEMPTS} attempts: what is asked for leaves too little room or contrast"
-    )
+    raise AssertionError(f"no scene in {_MAX_ATTEMPTS} attempts: what is asked for leaves too little room or contrast")
 
 
 def choose(rng: np.random.Generator, names: tuple[str, ...]) -> str:
@@ -101,9 +99,7 @@ def compose(
 def scatter(rng: np.random.Generator, kinds: list[Kind], *, min_radius: float = NAMED_RADIUS) -> Scene | None:
     """A scene of any size with the kinds on free spots, the larger the more of them."""
     width, height = draw_size(rng, min_side=112 + 12 * max(0, len(kinds) - 2))
-    return compose(
-        rng, width, height, kinds, draw_spots(rng, width, height, len(kinds), min_radius=min_radius)
-    )
+    return compose(rng, width, height, kinds, draw_spots(rng, width, height, len(kinds), min_radius=min_radius))
 
 
 def draw_colour(rng: np.random.Generator) -> tuple[Scene, Turn]:
@@ -122,9 +118,7 @@ def draw_shape(rng: np.random.Generator) -> tuple[Scene, Turn]:
     shape, colour, num_others = choose(rng, SHAPES), choose(rng, COLOURS), int(rng.choice([0, 0, 1, 2, 3]))
 
     def attempt() -> Scene | None:
-        others = zip(
-            other_shapes(rng, shape, num_others), other_colours(rng, colour, num_others), strict=True
-        )
+        others = zip(other_shapes(rng, shape, num_others), other_colours(rng, colour, num_others), strict=True)
         return scatter(rng, [(shape, colour), *others])
 
     return retry(attempt), ask_shape(rng, "shape", shape=shape, colour=colour, is_alone=num_others == 0)
