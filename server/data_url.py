@@ -15,6 +15,10 @@ class DataUrlError(ValueError):
     """The text is no usable data URL; the message is fixed text, fit for the client, and quotes nothing of it."""
 
 
+class DataTooLargeError(DataUrlError):
+    """The data is larger than the limit."""
+
+
 def is_data_url(url: str) -> bool:
     """Whether the text begins as a data URL does; the scheme's case and space around do not matter."""
     return url[:64].lstrip()[:5].lower() == "data:"
@@ -53,7 +57,8 @@ def decode_base64(payload: bytes, *, max_bytes: int) -> bytes:
     padding. Other characters are errors, never skipped.
 
     Raises:
-        DataUrlError: there is no data, more than `max_bytes`, or it is not base64.
+        DataTooLargeError: there are more than `max_bytes`.
+        DataUrlError: there is no data, or it is not base64.
     """
     if b"%" in payload:
         payload = unquote_to_bytes(payload)
@@ -64,7 +69,7 @@ def decode_base64(payload: bytes, *, max_bytes: int) -> bytes:
         raise DataUrlError("the data URL's base64 is cut off")
     num_bytes = len(payload) * 3 // 4
     if num_bytes > max_bytes:
-        raise DataUrlError(f"the image has {num_bytes} bytes; at most {max_bytes} are accepted")
+        raise DataTooLargeError(f"the image has {num_bytes} bytes; at most {max_bytes} are accepted")
     try:
         return base64.b64decode(payload + b"=" * (-len(payload) % 4), validate=True)
     except binascii.Error:
