@@ -52,6 +52,8 @@ def test_any_bytes_come_back(data: bytes, is_url_safe: bool, is_padded: bool) ->
     ("url", "reason"),
     [
         ("data:image/png;base64", "no comma"),
+        ("data:" + ";" * 2000 + "base64,AAAA", "no comma"),
+        ("data:image/png;base64,%41AAA", "do not belong"),
         ("data:image/png,%89PNG", "not in base64"),
         ("data:,hello", "not in base64"),
         ("data:image/png;base64,", "no data"),

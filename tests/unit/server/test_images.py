@@ -266,5 +266,16 @@ def test_worker_imports_only_what_it_needs(tmp_path: Path) -> None:
     assert {name for name in foreign if not name.startswith("_")} == set()
 
 
+def test_loader_and_processing_import_no_torch() -> None:
+    script = (
+        "import sys, server.images, runtime.processing.prompt, runtime.processing.detokenizer\n"
+        "import runtime.processing.positions\n"
+        "print({'torch', 'transformers', 'fastapi', 'httpx'} & set(sys.modules))"
+    )
+    root = Path(image_pool.__file__).parent.parent
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, cwd=root).stdout
+    assert output == b"set()\n"
+
+
 def test_worker_count_leaves_cores_to_the_engine() -> None:
     assert image_pool.default_num_workers() in (1, 2)
