@@ -7,8 +7,8 @@ import string
 
 _TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 _WHITESPACE = string.whitespace.encode()
-# What percent-encoding makes of the signs of base64 and of line breaks; nothing else needs it. Fixed replacements, since
-# general decoders make an object of every percent sign.
+# What percent-encoding makes of the signs of base64 and of line breaks; nothing else needs it. Fixed replacements: a
+# general decoder makes an object of every percent sign.
 _PERCENT_ENCODED = {b"%2B": b"+", b"%2F": b"/", b"%3D": b"=", b"%0A": b"", b"%0D": b"", b"%20": b""}
 _MAX_HEAD_CHARACTERS = 1024
 _RAW_BASE64 = re.compile(r"[A-Za-z0-9+/_\-]{64}")

@@ -209,12 +209,13 @@ def test_close_ends_the_processes_and_what_is_in_flight() -> None:
         await images.load(url(png()))
         [pid] = images.worker_pids
         os.kill(pid, signal.SIGSTOP)
-        stuck = asyncio.create_task(images.load(url(png())))
+        loads = [asyncio.create_task(images.load(url(png()))) for _ in range(3)]
         await asyncio.sleep(0.05)
         await images.close()
         await images.close()
-        with pytest.raises(ImagePoolClosedError):
-            await stuck
+        for load in loads:
+            with pytest.raises(ImagePoolClosedError):
+                await load
         assert images.worker_pids == []
         return pid
 
