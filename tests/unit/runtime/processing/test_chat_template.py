@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from runtime.checkpoint import CheckpointError
 from runtime.processing.chat_template import ChatTemplate, ChatTemplateError, Piece
@@ -47,6 +46,8 @@ def user_texts(pieces: list[Piece]) -> list[str]:
 
 
 def reference(source: str, messages: list[dict[str, Any]], **names: Any) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     [rendered], _ = render_jinja_template([messages], chat_template=source, **names)
     return str(rendered)
 
