@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+
 from server.app import create_app
-from server.settings import Settings
+from server.settings import load_settings
 from tests.fake_engine import FakeEngineClient
 
 ROOT = Path(__file__).parents[2]
@@ -88,12 +89,13 @@ def env_file(path: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
+@cache
 def answers(*paths: str, is_ready: bool = True) -> dict[str, httpx.Response]:
     """What the application answers to GET on each path; on an engine that replays tokens."""
 
     async def ask() -> dict[str, httpx.Response]:
         client = FakeEngineClient()
-        app = create_app(client, Settings())
+        app = create_app(client, load_settings({}, environ={}))
         if is_ready:
             # In place of the lifespan, which would load the model's tokenizer too.
             await client.start()

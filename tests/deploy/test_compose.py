@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
-from server.settings import Settings, load_settings
 
+from server.settings import load_settings
 from tests.deploy.manifests import DEPLOY, ROOT, answers, read_yaml
 
 COMPOSE = read_yaml(DEPLOY / "compose.yaml")
@@ -51,10 +51,12 @@ def test_server_is_the_cpu_target_with_known_settings() -> None:
     assert "/tmp" in server["tmpfs"]
 
 
-@pytest.mark.parametrize(("file", "host"), [("prometheus.yml", "fovea"), ("prometheus.local.yml", Settings().host)])
+@pytest.mark.parametrize(
+    ("file", "host"), [("prometheus.yml", "fovea"), ("prometheus.local.yml", load_settings({}, environ={}).host)]
+)
 def test_prometheus_scrapes_the_server(file: str, host: str) -> None:
     (job,) = read_yaml(DEPLOY / "prometheus" / file)["scrape_configs"]
-    assert job["static_configs"] == [{"targets": [f"{host}:{Settings().port}"]}]
+    assert job["static_configs"] == [{"targets": [f"{host}:{load_settings({}, environ={}).port}"]}]
     assert answers(job["metrics_path"])[job["metrics_path"]].status_code == 200
     if file == "prometheus.yml":
         assert host in SERVICES

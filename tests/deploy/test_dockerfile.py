@@ -5,8 +5,8 @@ import re
 import subprocess
 
 import pytest
-from server.settings import Settings
 
+from server.settings import load_settings
 from tests.deploy.manifests import BASE, ROOT, answers, objects_of, pod_of, tool
 
 DOCKERFILE = ROOT / "Dockerfile"
@@ -92,7 +92,7 @@ def test_health_check_asks_for_what_the_application_serves(target: str) -> None:
     path = re.findall(r"'(/[a-z/]+)'", command[2])
     assert path == ["/health"]
     assert answers("/health")["/health"].status_code == 200
-    port = str(Settings().port)
+    port = str(load_settings({}, environ={}).port)
     assert f"'FOVEA_PORT', '{port}'" in command[2]
     assert values(target, "EXPOSE") == [port]
 

@@ -1,15 +1,15 @@
 """The Kubernetes manifests: valid, safe by default, and in agreement with the application's routes and settings."""
 
 import os
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
-from server.settings import load_settings
 
+from server.settings import Settings, load_settings
 from tests.deploy.manifests import (
     BASE,
     COMPONENTS,
@@ -34,7 +34,7 @@ ENGINE_STOP_SECONDS = 10
 rendering = pytest.mark.parametrize("directory", [BASE, *OVERLAYS], ids=lambda path: path.name)
 
 
-def settings_of(objects: tuple[Object, ...]) -> Any:
+def settings_of(objects: Sequence[Object]) -> Settings:
     """The application's settings under the ConfigMap's variables. Unknown names and bad values are errors."""
     return load_settings({}, environ=only(objects, "ConfigMap")["data"])
 
