@@ -15,7 +15,14 @@ from runtime.processing.detokenizer import Detokenizer
 from runtime.processing.tokenizer import Tokenizer
 from runtime.request import Request, RequestOutput
 from server.completion import Chunk, Usage, logprob_entries
-from server.errors import InternalServerError, ModelNotFoundError, QueueFullError, context_length
+from server.errors import (
+    ApiError,
+    InternalServerError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    QueueFullError,
+    context_length,
+)
 from server.metrics import Metrics
 from server.prompts import PreparedPrompt, PromptPreparer
 from server.sampling import SamplingDefaults, sampling_params
@@ -248,8 +255,12 @@ class Admission:
         self._num_places = 0
 
 
-def engine_refusal(output: RequestOutput) -> Exception:
-    """The error of a request that the engine would not or could not run. Why it could not stays in the log."""
+def engine_refusal(output: RequestOutput) -> ApiError:
+    """The error of a request that the engine would not or could not run. Why it could not stays in the log; why it
+    would not is meant for people."""
+    if output.is_rejected:
+        message = output.error or "the request can never be served"
+        return InvalidRequestError(f"The engine refused the request: {message}.", param="messages")
     logger.error("the engine failed a request: %s", output.error, extra={"request": output.request_id})
     return InternalServerError()
 

@@ -61,6 +61,7 @@ class Replay:
     """What the engine answers: tokens with a pause before each, and then how it ends.
 
     `hang_after`: gives so many tokens and then nothing more. `fail_after`: gives so many and then an error.
+    `rejection`: why the request is refused at once.
     `logprob` is that of each token; the likeliest are the token itself and its successors.
     """
 
@@ -70,6 +71,7 @@ class Replay:
     finish_reason: FinishReason = "stop"
     hang_after: int | None = None
     fail_after: int | None = None
+    rejection: str | None = None
     logprob: float = -0.5
     num_cached_tokens: int = 0
 
@@ -149,6 +151,11 @@ class FakeEngineClient:
         replay = self.script(request) if self.script else self.replay
         token_ids = list(replay.token_ids)[: request.sampling.max_tokens]
         finish_reason = replay.finish_reason if len(token_ids) == len(replay.token_ids) else "length"
+        if replay.rejection is not None:
+            yield RequestOutput(
+                request_id=request.request_id, finish_reason="error", error=replay.rejection, is_rejected=True
+            )
+            return
         scheduled_time = time.time()
         for start in range(0, len(token_ids), replay.tokens_per_output):
             if replay.hang_after is not None and start >= replay.hang_after:

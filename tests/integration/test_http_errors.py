@@ -238,6 +238,15 @@ def test_hidden_failure_is_a_plain_500(tiny_checkpoint: Path) -> None:
         assert server.post(chat()).status_code == 200
 
 
+def test_what_the_engine_rejects_is_400_with_its_reason(tiny_checkpoint: Path) -> None:
+    replay = Replay(rejection="needs 30 blocks; there are 20")
+    with running_server(tiny_checkpoint, FakeEngineClient(replay=replay)) as server:
+        for stream in (False, True):
+            error = error_of(server.post(chat(stream=stream)), 400)
+            assert error["type"] == "invalid_request_error"
+            assert "needs 30 blocks; there are 20" in error["message"]
+
+
 def test_failure_in_the_middle_of_a_stream_is_its_last_event(tiny_checkpoint: Path) -> None:
     replay = Replay(token_ids=[50, 51, 52, 53], fail_after=2)
     with running_server(tiny_checkpoint, FakeEngineClient(replay=replay)) as server:
