@@ -1,5 +1,6 @@
 """The model under test and its golden twin: transformers' own classes on the same checkpoint, in float32."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ def golden(tiny_checkpoint: Path) -> Qwen2_5_VLForConditionalGeneration:
 
 
 @pytest.fixture(autouse=True)
-def _inference() -> object:
-    with torch.inference_mode():
+def _inference() -> Iterator[None]:
+    """No gradients, and the same random inputs in each run."""
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         yield

@@ -84,7 +84,7 @@ def test_fused_and_padded_mlp_equals_the_separate_one(bias: bool, multiple: int)
 
     expected = linear("down_proj", F.silu(linear("gate_proj", x)) * linear("up_proj", x))
 
-    torch.testing.assert_close(mlp(x), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mlp(x), expected, rtol=1e-5, atol=1e-4)
     assert mlp.padded_size == (128 if multiple == 128 else 100)
 
 
