@@ -6,7 +6,7 @@ device brings a `GraphBackend` (how to capture and replay). The encoder's set ne
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.config import ConfigError, EngineConfig, ResolvedConfig
+from runtime.executor.graph_backend import CapturedGraph, CaptureError, GraphBackend
 from runtime.stats import MISS_REASONS, BucketInfo, GraphCounts, GraphFamily, GraphFamilyInfo, MissReason
 
 log = logging.getLogger(__name__)
@@ -32,14 +33,6 @@ SelfTestFill = Literal["small", "large"]
 
 class GraphError(ConfigError):
     """A bucket could not be captured, or failed its self-test, and `strict_graphs` forbids running it eager."""
-
-
-class CaptureError(RuntimeError):
-    """A backend could not capture. `retained_bytes`: what the device's allocator keeps all the same; it is counted."""
-
-    def __init__(self, message: str, *, retained_bytes: int = 0) -> None:
-        super().__init__(message)
-        self.retained_bytes = retained_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,81 +74,6 @@ class GraphProgram(Protocol[InputsT]):
     def fill_for_self_test(self, bucket: Bucket, inputs: InputsT, fill: SelfTestFill) -> None:
         """Reproducible contents: `small` leaves as much padding as there can be, `large` as little."""
         ...
-
-
-class CapturedGraph(Protocol):
-    """One captured bucket. `graph_bytes`: what capture took from the device, the first replay included."""
-
-    @property
-    def graph_bytes(self) -> int: ...
-
-    def replay(self) -> Tensor:
-        """The static output, which the next replay overwrites."""
-        ...
-
-    def release(self) -> None:
-        """Gives back everything the capture took."""
-        ...
-
-
-class GraphBackend(Protocol):
-    """How a device captures: `emulated` here, CUDA graphs on a GPU."""
-
-    @property
-    def name(self) -> Literal["cuda", "emulated"]: ...
-
-    @property
-    def replays_eagerly(self) -> bool:
-        """A replay is the eager call itself, so that comparing the two would compare a thing with itself."""
-        ...
-
-    def capture(self, forward: Callable[[], Tensor], static_tensors: Sequence[Tensor]) -> CapturedGraph:
-        """Warms up and captures `forward`, which reads `static_tensors`.
-
-        Raises:
-            Exception: whatever went wrong, after freeing what was taken; `CaptureError` when some of it is retained.
-        """
-        ...
-
-
-class EmulatedBackend:
-    """Graphs without graphs, for a CPU: a replay is an eager call whose result lands in a static output buffer.
-
-    Its bytes are exactly those of the static buffers: inputs and output, shared storage once.
-    """
-
-    name: Literal["emulated"] = "emulated"
-    replays_eagerly = True
-
-    def __init__(self) -> None:
-        self._counted_storages: set[int] = set()
-
-    def capture(self, forward: Callable[[], Tensor], static_tensors: Sequence[Tensor]) -> "EmulatedGraph":
-        output = forward().detach().clone()
-        graph_bytes = 0
-        for tensor in (*static_tensors, output):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._counted_storages:
-                self._counted_storages.add(storage.data_ptr())
-                graph_bytes += storage.nbytes()
-        return EmulatedGraph(forward, output, graph_bytes)
-
-
-class EmulatedGraph:
-    """What `EmulatedBackend` captured."""
-
-    def __init__(self, forward: Callable[[], Tensor], output: Tensor, graph_bytes: int) -> None:
-        self._forward: Callable[[], Tensor] | None = forward
-        self._output: Tensor | None = output
-        self.graph_bytes = graph_bytes
-
-    def replay(self) -> Tensor:
-        assert self._forward is not None and self._output is not None, "replay of a released graph"
-        return self._output.copy_(self._forward())
-
-    def release(self) -> None:
-        self._forward = self._output = None
-        self.graph_bytes = 0
 
 
 @dataclass(kw_only=True)
@@ -252,7 +170,9 @@ class GraphSet(Generic[InputsT]):
     def replay(self, bucket: Bucket, *, tokens: int, items: int) -> Tensor:
         """Replays over the filled static inputs and counts `items` hits. The output lives until the next replay."""
         graph = self._slots[bucket.name].graph
-        assert graph is not None and items <= bucket.max_items and tokens <= bucket.tokens
+        assert graph is not None, f"bucket {bucket.name} is not captured"
+        assert items <= bucket.max_items
+        assert tokens <= bucket.tokens
         output = graph.replay()
         self._counts.hits += items
         self._counts.replays[bucket.name] += 1
@@ -264,7 +184,7 @@ class GraphSet(Generic[InputsT]):
         self._counts.misses[reason] += items
 
     def release(self) -> None:
-        """Gives back every graph; the family then misses as if captures had failed. Used before memory is remeasured."""
+        """Gives back every graph; the family then misses as if its captures had failed."""
         for slot in self._slots.values():
             if slot.graph is not None:
                 slot.graph.release()
@@ -337,8 +257,8 @@ class GraphSet(Generic[InputsT]):
         if self._strict:
             knob = "encoder_graph_budgets" if self.family == "encoder" else "decoder_graph_sizes"
             raise GraphError(
-                f"{self.family} graph bucket {bucket.name} ({bucket.tokens} tokens, {taken_bytes} bytes) {what}: {why}; "
-                f"strict_graphs is on: leave the bucket out of {knob}, or let it run eager without strict_graphs"
+                f"{self.family} graph bucket {bucket.name} ({bucket.tokens} tokens, {taken_bytes} bytes) {what}: "
+                f"{why}. strict_graphs is on: leave the bucket out of {knob}, or let it run eager without strict_graphs"
             )
 
     def _failed(
