@@ -6,6 +6,7 @@ their digests.
 Legend: P patches, T output (post-merge) tokens, C values of a patch, D hidden width of the decoder.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +20,10 @@ from runtime.checkpoint import VisionConfig
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.graphs import Bucket, GraphSet, SelfTestFill
 from runtime.executor.packing import Pack, pack_eager, pack_images
-from runtime.model.attention import Segments
-from runtime.model.qwen2_5_vl_vision import EncoderInputs, VisionEncoder, patchify
+from runtime.model.qwen2_5_vl_vision import EncoderInputs, VisionEncoder, encoder_inputs, patchify
 from runtime.model.vision_layout import EncoderLayout, encoder_layout
 
-# Seed of the self-test's pixels.
-_SELF_TEST_SEED = 20
+_NOISE_SEED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,36 +64,37 @@ class EncoderProgram:
         """Buffers of a bucket that holds one smallest image and padding."""
         layout = self._layout([self._smallest], bucket)
         patches_PC = torch.zeros(self._patch_shape(bucket.tokens), dtype=torch.uint8, device=self._device)
-        return StaticEncoderInputs(inputs=_to_device(layout, patches_PC, self._device))
+        return StaticEncoderInputs(inputs=encoder_inputs(patches_PC, layout, device=self._device))
 
     def forward(self, bucket: Bucket, inputs: StaticEncoderInputs) -> Tensor:
         """Rows [bucket.tokens, D], of which those past the images' tokens mean nothing, but are finite."""
-        return self._encoder(inputs.inputs)
+        return self._encoder.forward(inputs.inputs)
 
     def fill_for_self_test(self, bucket: Bucket, inputs: StaticEncoderInputs, fill: SelfTestFill) -> None:
         """Noise: one image of one token, or as many images as the bucket holds, its tokens shared among them."""
-        side = self._config.pixels_per_token_side
         sizes = [1]
         if fill == "large":
             share, rest = divmod(bucket.tokens, bucket.max_items)
             sizes = [share + (i < rest) for i in range(bucket.max_items)]
-        generator = np.random.default_rng(_SELF_TEST_SEED)
-        pixels = [
-            generator.integers(0, 256, (height * side, width * side, 3), dtype=np.uint8)
-            for height, width in map(_most_square, sizes)
-        ]
-        self.fill(bucket, inputs, pixels)
+        self.fill(bucket, inputs, [self.noise(size) for size in sizes])
+
+    def noise(self, tokens: int) -> NDArray[np.uint8]:
+        """A reproducible picture of noise with that many output tokens, as square as their number allows."""
+        side = self._config.pixels_per_token_side
+        rows = next(rows for rows in range(math.isqrt(tokens), 0, -1) if tokens % rows == 0)
+        generator = np.random.default_rng(_NOISE_SEED)
+        return generator.integers(0, 256, (rows * side, tokens // rows * side, 3), dtype=np.uint8)
 
     def fill(self, bucket: Bucket, inputs: StaticEncoderInputs, pixels: Sequence[NDArray[np.uint8]]) -> None:
         """Writes the images and their layout into the static buffers; the tail becomes black padding."""
-        layout = self._layout([image.shape[:2] for image in pixels], bucket)
+        layout = self._layout([(image.shape[0], image.shape[1]) for image in pixels], bucket)
         buffers = inputs.inputs
         start = self._write_patches(buffers.patches_PC, pixels)
         buffers.patches_PC[start:].zero_()
         for buffer, values in (
-            (buffers.position_ids_P2, layout.position_ids),
-            (buffers.window_index_T, layout.window_index),
-            (buffers.reverse_index_T, layout.reverse_index),
+            (buffers.position_ids_P2, layout.position_ids_P2),
+            (buffers.window_index_T, layout.window_index_T),
+            (buffers.reverse_index_T, layout.reverse_index_T),
             (buffers.full.cu_seqlens_S, layout.cu_seqlens),
             (buffers.windows.cu_seqlens_S, layout.cu_window_seqlens),
         ):
@@ -102,27 +102,25 @@ class EncoderProgram:
 
     def eager(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         """Rows [T, D] of the images end to end, without any padding: the plain twin."""
-        sizes = [image.shape[:2] for image in pixels]
-        layout = encoder_layout(sizes, self._config, capacity_tokens=None, max_items=None)
+        sizes = [(image.shape[0], image.shape[1]) for image in pixels]
+        layout = encoder_layout(sizes, self._config)
         patches_PC = torch.empty(
             self._patch_shape(sum(map(self.num_tokens, pixels))), dtype=torch.uint8, device=self._device
         )
         self._write_patches(patches_PC, pixels)
-        rows: Tensor = self._encoder(_to_device(layout, patches_PC, self._device))
-        return rows
+        return self._encoder.forward(encoder_inputs(patches_PC, layout, device=self._device))
 
     def num_tokens(self, pixels: NDArray[np.uint8]) -> int:
         """Output tokens of an image."""
         height, width = pixels.shape[:2]
-        return height * width // self._config.pixels_per_token_side**2
+        return int(height) * int(width) // self._config.pixels_per_token_side**2
 
     @property
     def _smallest(self) -> tuple[int, int]:
         return self._config.pixels_per_token_side, self._config.pixels_per_token_side
 
-    def _layout(self, sizes: Sequence[tuple[int, ...]], bucket: Bucket) -> EncoderLayout:
-        grids = [(height, width) for height, width in sizes]
-        return encoder_layout(grids, self._config, capacity_tokens=bucket.tokens, max_items=bucket.max_items)
+    def _layout(self, sizes: Sequence[tuple[int, int]], bucket: Bucket) -> EncoderLayout:
+        return encoder_layout(sizes, self._config, capacity_tokens=bucket.tokens, max_items=bucket.max_items)
 
     def _patch_shape(self, tokens: int) -> tuple[int, int]:
         config = self._config
@@ -178,14 +176,11 @@ class EncoderRunner:
         self.encode_seconds += time.perf_counter() - started
 
     @torch.inference_mode()
-    def profile(self, max_image: tuple[int, int]) -> None:
-        """The largest eager forward there can be, through the real path: `max_eager_tokens` of noise, in images of at
-        most `max_image` (height, width in pixels), and the rows of one of them stored and dropped. Counts nowhere."""
-        height, width = max_image
-        side = self.program.num_tokens(np.empty((height, width, 3), dtype=np.uint8))
-        generator = np.random.default_rng(_SELF_TEST_SEED)
-        count = -(-self._max_eager_tokens // side)
-        self.program.eager([generator.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(count)])
+    def profile(self, *, max_tokens_per_image: int) -> None:
+        """The largest eager forward that there can be, through the real path: noise of `max_eager_tokens` tokens, in
+        images of at most `max_tokens_per_image`. Counts and stores nothing."""
+        count = max(1, self._max_eager_tokens // max_tokens_per_image)
+        self.program.eager([self.program.noise(max_tokens_per_image)] * count)
 
     def _packs(self, sizes: Sequence[int]) -> list[Pack]:
         if not self.graphs.is_enabled:
@@ -206,23 +201,3 @@ class EncoderRunner:
             self._store.put(item.image_hash, rows_TD[start : start + size])
             start += size
         self.num_batches += 1
-
-
-def _to_device(layout: EncoderLayout, patches_PC: Tensor, device: torch.device) -> EncoderInputs:
-    def tensor(values: NDArray[np.integer]) -> Tensor:
-        return torch.tensor(values, device=device)
-
-    return EncoderInputs(
-        patches_PC=patches_PC,
-        position_ids_P2=tensor(layout.position_ids),
-        window_index_T=tensor(layout.window_index),
-        reverse_index_T=tensor(layout.reverse_index),
-        full=Segments(cu_seqlens_S=tensor(layout.cu_seqlens), max_seqlen=layout.max_seqlen),
-        windows=Segments(cu_seqlens_S=tensor(layout.cu_window_seqlens), max_seqlen=layout.max_window_seqlen),
-    )
-
-
-def _most_square(tokens: int) -> tuple[int, int]:
-    """The sides, in tokens, of the image of that many tokens that is closest to a square."""
-    height = next(h for h in range(int(tokens**0.5), 0, -1) if tokens % h == 0)
-    return height, tokens // height
