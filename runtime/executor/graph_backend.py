@@ -55,14 +55,15 @@ class GraphBackend(Protocol):
 class EmulatedBackend:
     """Graphs without graphs, for a CPU: a replay is an eager call whose result lands in a static output buffer.
 
-    Its bytes are exactly those of the static buffers: inputs and output, shared storage once.
+    Its bytes are exactly those of the static buffers: inputs and output, shared storage once. What is already `counted`
+    elsewhere, such as buffers that eager steps use too, is not counted again.
     """
 
     name: Literal["emulated"] = "emulated"
     replays_eagerly = True
 
-    def __init__(self) -> None:
-        self._counted_storages: set[int] = set()
+    def __init__(self, *, counted: Sequence[Tensor] = ()) -> None:
+        self._counted_storages = {tensor.untyped_storage().data_ptr() for tensor in counted}
 
     def capture(self, forward: Callable[[], Tensor], static_tensors: Sequence[Tensor]) -> "EmulatedGraph":
         output = forward().detach().clone()
