@@ -80,14 +80,32 @@ class ImageSpan:
     row_end: int
 
 
+Step = Sequence[tuple[RunningRequest, ScheduledRequest]]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepBatch:
-    """One step, filled in. The first `num_tokens` tokens and `num_seqs` sequences are real, the others padding."""
+class StepShape:
+    """How large a step is, which is what decides on its bucket. `is_decode`: a token of text for each sequence, and
+    each of them samples."""
 
     num_tokens: int
     num_seqs: int
-    padded_tokens: int
     is_decode: bool
+
+    @classmethod
+    def of(cls, step: Step) -> "StepShape":
+        num_tokens = sum(part.num_scheduled_tokens for _, part in step)
+        is_decode = num_tokens == len(step) and all(
+            part.is_sampling and part.num_computed_tokens >= running.image_tokens_end for running, part in step
+        )
+        return cls(num_tokens=num_tokens, num_seqs=len(step), is_decode=is_decode)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepBatch:
+    """One step, filled in: the first tokens and sequences are real, the others padding. `padded_tokens` counts both."""
+
+    padded_tokens: int
     attention: AttentionBatch
     image_spans: tuple[ImageSpan, ...]
     # Of the sequences that sample, in order: their indices in the step, their slots, and their tokens so far.
@@ -108,17 +126,16 @@ class Padding:
 def fill_batch(
     buffers: StepBuffers,
     slots: RequestSlots,
-    step: Sequence[tuple[RunningRequest, ScheduledRequest]],
+    step: Step,
+    shape: StepShape,
     padding: Padding | None = None,
 ) -> StepBatch:
     """Writes the inputs of `step` into the buffers. Every request in it has its slot and its block table."""
-    num_seqs = len(step)
+    num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
     slot_B = np.array([running.slot for running, _ in step], dtype=np.int64)
     start_B = np.array([part.num_computed_tokens for _, part in step], dtype=np.int64)
     count_B = np.array([part.num_scheduled_tokens for _, part in step], dtype=np.int64)
     end_B = start_B + count_B
-    num_tokens = int(count_B.sum())
-    is_decode = num_tokens == num_seqs and all(part.is_sampling for _, part in step)
     padded_tokens, padded_seqs = _padded_sizes(num_tokens, num_seqs, padding)
     query_start_loc = np.zeros(padded_seqs + 1, dtype=np.int32)
     np.cumsum(count_B, out=query_start_loc[1 : num_seqs + 1])
@@ -139,7 +156,7 @@ def fill_batch(
     width = -(-int(end_B.max()) // buffers.block_size)
     buffers.block_tables_BM.host[:num_seqs, :width] = slots.block_tables_NM[slot_B, :width]
 
-    if is_decode:
+    if shape.is_decode:
         sampling_B, sampling_slots_S, sampling_lengths_S = np.arange(num_seqs), slot_B, end_B
     else:
         sampling_B = np.array([b for b, (_, part) in enumerate(step) if part.is_sampling], dtype=np.int64)
@@ -151,17 +168,14 @@ def fill_batch(
         width = max(width, _pad(buffers, query_start_loc, seq_lens, num_tokens, num_seqs, padded_tokens))
     _upload(buffers, padded_tokens, padded_seqs, width)
     return StepBatch(
-        num_tokens=num_tokens,
-        num_seqs=num_seqs,
         padded_tokens=padded_tokens,
-        is_decode=is_decode,
         attention=AttentionBatch(
             query_start_loc_cpu=query_start_loc,
             seq_lens_cpu=seq_lens,
             block_tables_BN=buffers.block_tables_BM.device[:padded_seqs],
             slot_mapping_T=buffers.slot_mapping_T.device[:padded_tokens],
         ),
-        image_spans=() if is_decode else _image_spans(step, query_start_loc),
+        image_spans=() if shape.is_decode else _image_spans(step, query_start_loc),
         sampling_B=sampling_B,
         sampling_slots_S=sampling_slots_S,
         sampling_lengths_S=sampling_lengths_S,
@@ -214,9 +228,7 @@ def _upload(buffers: StepBuffers, num_tokens: int, num_seqs: int, width: int) ->
     buffers.logits_index_S.upload(everything)
 
 
-def _image_spans(
-    step: Sequence[tuple[RunningRequest, ScheduledRequest]], query_start_loc: NDArray[np.int32]
-) -> tuple[ImageSpan, ...]:
+def _image_spans(step: Step, query_start_loc: NDArray[np.int32]) -> tuple[ImageSpan, ...]:
     """Which rows of which image the step's placeholder tokens take; a chunk may begin or end within an image."""
     spans: list[ImageSpan] = []
     for b, (running, part) in enumerate(step):
