@@ -30,6 +30,14 @@ Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncoderItem:
+    """One image to encode: pixels uint8 [height, width, 3] after resizing, sides multiples of a token's."""
+
+    image_hash: bytes
+    pixels: Pixels
+
+
+@dataclass(frozen=True, kw_only=True)
 class StaticEncoderInputs:
     """A bucket's buffers. Everything that depends on the images' sizes is in them; nothing of it is baked."""
 
@@ -155,18 +163,15 @@ class EncoderRunner:
         self.encode_seconds = 0.0
 
     @torch.inference_mode()
-    def encode(self, items: Sequence[tuple[bytes, Pixels]]) -> None:
+    def encode(self, items: Sequence[EncoderItem]) -> None:
         """Encodes the images and stores their rows. An image that comes twice is encoded once.
-
-        Args:
-            items: digest, and pixels uint8 [height, width, 3] after resizing, sides multiples of a token's.
 
         Raises:
             EmbeddingStoreFullError: the scheduler asked for more rows than there are.
         """
         started = time.perf_counter()
-        items = list(dict(items).items())
-        sizes = [self.program.num_tokens(pixels) for _, pixels in items]
+        items = list({item.image_hash: item for item in items}.values())
+        sizes = [self.program.num_tokens(item.pixels) for item in items]
         for pack in self._packs(sizes):
             self._run(pack, [items[i] for i in pack.images], [sizes[i] for i in pack.images])
         self.num_images += len(items)
@@ -185,8 +190,8 @@ class EncoderRunner:
             return pack_eager(sizes, max_tokens=self._max_eager_tokens)
         return pack_images(sizes, self.graphs.buckets)
 
-    def _run(self, pack: Pack, items: Sequence[tuple[bytes, Pixels]], sizes: Sequence[int]) -> None:
-        pixels = [image for _, image in items]
+    def _run(self, pack: Pack, items: Sequence[EncoderItem], sizes: Sequence[int]) -> None:
+        pixels = [item.pixels for item in items]
         choice = self.graphs.choose(tokens=pack.tokens, items=len(items))
         if isinstance(choice, Bucket):
             self.program.fill(choice, self.graphs.inputs(choice), pixels)
@@ -195,7 +200,7 @@ class EncoderRunner:
             self.graphs.count_miss(choice, items=len(items))
             rows_TD = self.program.eager(pixels)
         start = 0
-        for (image_hash, _), size in zip(items, sizes, strict=True):
-            self._store.put(image_hash, rows_TD[start : start + size])
+        for item, size in zip(items, sizes, strict=True):
+            self._store.put(item.image_hash, rows_TD[start : start + size])
             start += size
         self.num_batches += 1
