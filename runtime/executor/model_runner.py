@@ -20,7 +20,8 @@ from torch import Tensor
 
 from runtime.executor.batch import Padding, Step, StepBatch, StepBuffers, StepShape, fill_batch
 from runtime.executor.decoder_program import Decoder, DecoderInputs, DecoderProgram
-from runtime.executor.embedding_store import EmbeddingStore, EmbeddingStoreFullError
+from runtime.executor.embedding_store import EmbeddingStore
+from runtime.executor.encoder_runner import EncoderItem
 from runtime.executor.graphs import GraphSet
 from runtime.executor.request_slots import RequestSlots, RunningRequest
 from runtime.executor.sampler import Sampler
@@ -38,9 +39,7 @@ Pixels = NDArray[np.uint8]
 class ImageEncoder(Protocol):
     """Encodes images and stores their rows in the embedding store."""
 
-    def encode(self, items: Sequence[tuple[bytes, Pixels]]) -> None:
-        """`items`: digest and pixels uint8 [height, width, 3] of each image."""
-        ...
+    def encode(self, items: Sequence[EncoderItem]) -> None: ...
 
 
 class ModelRunner:
@@ -170,22 +169,26 @@ class ModelRunner:
     def _encode_missing(self, output: SchedulerOutput, scheduled: Step) -> dict[bytes, str]:
         """Encodes what the scheduler asks for, and what its tokens need and the store lost. Gives what went wrong, by
         digest."""
-        items: dict[bytes, Pixels] = {}
+        pixels_by_hash: dict[bytes, Pixels] = {}
         for planned in output.images:
-            items[planned.image_hash] = self._requests[planned.request_id].pixels[planned.image_index]
+            pixels_by_hash[planned.image_hash] = self._requests[planned.request_id].pixels[planned.image_index]
         needed: set[bytes] = set()
         for running, part in scheduled:
             start = part.num_computed_tokens
             for index, image in running.images_within(start, start + part.num_scheduled_tokens):
                 needed.add(image.image_hash)
-                if image.image_hash not in self._store and image.image_hash not in items:
+                if image.image_hash not in self._store and image.image_hash not in pixels_by_hash:
                     log.warning("an embedding is gone and is computed again", extra={"request_id": running.request_id})
-                    items[image.image_hash] = running.pixels[index]
-        missing = [(image_hash, pixels) for image_hash, pixels in items.items() if image_hash not in self._store]
+                    pixels_by_hash[image.image_hash] = running.pixels[index]
+        missing = [
+            EncoderItem(image_hash=image_hash, pixels=pixels)
+            for image_hash, pixels in pixels_by_hash.items()
+            if image_hash not in self._store
+        ]
         if not missing:
             return {}
-        needed.update(items)
-        num_missing_tokens = sum(self._num_tokens(pixels) for _, pixels in missing)
+        needed.update(pixels_by_hash)
+        num_missing_tokens = sum(self._num_tokens(item.pixels) for item in missing)
         if num_missing_tokens > self._store.num_free_tokens:
             # The scheduler accounts for the same rows, so this follows only on a recomputation. What is dropped here
             # beyond its accounts is computed again when it is needed.
@@ -197,16 +200,16 @@ class ModelRunner:
             return self._encode_one_by_one(missing)
         return {}
 
-    def _encode_one_by_one(self, items: Sequence[tuple[bytes, Pixels]]) -> dict[bytes, str]:
+    def _encode_one_by_one(self, items: Sequence[EncoderItem]) -> dict[bytes, str]:
         errors: dict[bytes, str] = {}
-        for image_hash, pixels in items:
+        for item in items:
+            if item.image_hash in self._store:
+                continue
             try:
-                self._encoder.encode([(image_hash, pixels)])
-            except EmbeddingStoreFullError as error:
-                errors[image_hash] = str(error)
+                self._encoder.encode([item])
             except Exception as error:
                 log.exception("an image could not be encoded")
-                errors[image_hash] = f"{type(error).__name__}: {error}"
+                errors[item.image_hash] = f"{type(error).__name__}: {error}"
         return errors
 
     def _failures(self, scheduled: Step, errors: Mapping[bytes, str]) -> dict[str, str]:
