@@ -26,12 +26,15 @@ from runtime.model.vision_layout import EncoderLayout, encoder_layout
 _NOISE_SEED = 20
 
 
+Pixels = NDArray[np.uint8]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncoderItem:
     """One image to encode: pixels uint8 [height, width, 3] after resizing, sides multiples of a token's."""
 
     image_hash: bytes
-    pixels: NDArray[np.uint8]
+    pixels: Pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +81,14 @@ class EncoderProgram:
             sizes = [share + (i < rest) for i in range(bucket.max_items)]
         self.fill(bucket, inputs, [self.noise(size) for size in sizes])
 
-    def noise(self, tokens: int) -> NDArray[np.uint8]:
+    def noise(self, tokens: int) -> Pixels:
         """A reproducible picture of noise with that many output tokens, as square as their number allows."""
         side = self._config.pixels_per_token_side
         rows = next(rows for rows in range(math.isqrt(tokens), 0, -1) if tokens % rows == 0)
         generator = np.random.default_rng(_NOISE_SEED)
         return generator.integers(0, 256, (rows * side, tokens // rows * side, 3), dtype=np.uint8)
 
-    def fill(self, bucket: Bucket, inputs: StaticEncoderInputs, pixels: Sequence[NDArray[np.uint8]]) -> None:
+    def fill(self, bucket: Bucket, inputs: StaticEncoderInputs, pixels: Sequence[Pixels]) -> None:
         """Writes the images and their layout into the static buffers; the tail becomes black padding."""
         layout = self._layout([(image.shape[0], image.shape[1]) for image in pixels], bucket)
         buffers = inputs.inputs
@@ -100,7 +103,7 @@ class EncoderProgram:
         ):
             buffer.copy_(torch.from_numpy(values), non_blocking=True)
 
-    def eager(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
+    def eager(self, pixels: Sequence[Pixels]) -> Tensor:
         """Rows [T, D] of the images end to end, without any padding: the plain twin."""
         sizes = [(image.shape[0], image.shape[1]) for image in pixels]
         layout = encoder_layout(sizes, self._config)
@@ -110,7 +113,7 @@ class EncoderProgram:
         self._write_patches(patches_PC, pixels)
         return self._encoder.forward(encoder_inputs(patches_PC, layout, device=self._device))
 
-    def num_tokens(self, pixels: NDArray[np.uint8]) -> int:
+    def num_tokens(self, pixels: Pixels) -> int:
         """Output tokens of an image."""
         height, width = pixels.shape[:2]
         return int(height) * int(width) // self._config.pixels_per_token_side**2
@@ -126,7 +129,7 @@ class EncoderProgram:
         config = self._config
         return tokens * config.spatial_merge_size**2, config.in_channels * config.patch_size**2
 
-    def _write_patches(self, patches_PC: Tensor, pixels: Sequence[NDArray[np.uint8]]) -> int:
+    def _write_patches(self, patches_PC: Tensor, pixels: Sequence[Pixels]) -> int:
         """Patchifies the images, one after the other, into the front of the buffer; returns how many patches."""
         start = 0
         for image in pixels:

@@ -56,6 +56,16 @@ class StaticInputs(Protocol):
         ...
 
 
+class GraphCounter(Protocol):
+    """A graph set as those see it who only read its counts."""
+
+    @property
+    def family(self) -> GraphFamily: ...
+
+    @property
+    def counts(self) -> GraphCounts: ...
+
+
 InputsT = TypeVar("InputsT", bound=StaticInputs)
 
 
@@ -96,7 +106,7 @@ class GraphSet(Generic[InputsT]):
         backend: GraphBackend | None,
         strict: bool = False,
     ) -> None:
-        self.family = family
+        self.family: GraphFamily = family
         self.buckets = tuple(sorted(buckets, key=lambda b: (b.tokens, b.is_mixed, b.max_items))) if backend else ()
         self._backend = backend
         self._strict = strict
@@ -113,8 +123,14 @@ class GraphSet(Generic[InputsT]):
 
     @property
     def counts(self) -> GraphCounts:
-        """Cumulative; what happens in `capture` counts nowhere."""
-        return self._counts
+        """A copy of the cumulative counts; what happens in `capture` counts nowhere."""
+        counts = self._counts
+        return GraphCounts(
+            hits=counts.hits,
+            misses=dict(counts.misses),
+            replays=dict(counts.replays),
+            padded_tokens=counts.padded_tokens,
+        )
 
     @property
     def graph_bytes(self) -> int:
