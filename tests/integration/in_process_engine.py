@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from runtime.model.loader import LoadedModel, load_model
-from runtime.model.sdpa import PagedSdpaAttention
 
 from runtime.checkpoint import ModelConfig, read_model_config, read_processor_config
 from runtime.config import EngineConfig, ResolvedConfig, resolve_config
@@ -23,6 +21,8 @@ from runtime.executor.graph_backend import EmulatedBackend
 from runtime.executor.graphs import GraphSet, decoder_buckets, encoder_buckets
 from runtime.executor.kv_cache import KVCache, kv_layout
 from runtime.executor.model_runner import ModelRunner
+from runtime.model.loader import LoadedModel, load_model
+from runtime.model.sdpa import PagedSdpaAttention
 from runtime.request import Request, RequestOutput
 from runtime.scheduler.output import SchedulerOutput
 from runtime.scheduler.scheduler import Scheduler
@@ -107,7 +107,7 @@ class EngineFactory:
             buffers=StepBuffers(
                 max_tokens=engine.max_num_batched_tokens,
                 max_seqs=step_max_seqs(engine.max_num_seqs, buckets),
-                max_blocks=-(-max(resolved.max_model_len, max_mixed_tokens) // engine.block_size),
+                max_blocks=-(-resolved.max_model_len // engine.block_size),
                 block_size=engine.block_size,
                 device=CPU,
             ),
