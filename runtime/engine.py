@@ -85,6 +85,9 @@ class Engine:
         except Exception as error:  # this step's requests fail, the others live
             log.exception("step failed", extra={"requests": [part.request_id for part in output.requests]})
             outputs = self._scheduler.fail_step(output, f"{type(error).__name__}: {error}")
+        for ended in outputs:
+            if ended.finish_reason is not None:  # at once, not with the next step: pictures are large
+                self._runner.remove(ended.request_id)
         self._num_steps += 1
         self._step_seconds += time.perf_counter() - started
         return outputs

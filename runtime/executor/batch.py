@@ -48,6 +48,8 @@ class StepBuffers:
         self.max_tokens = max_tokens
         self.max_seqs = max_seqs
         self.block_size = block_size
+        # The padding of a mixed bucket is one sequence that may be as long as the step.
+        max_blocks = max(max_blocks, -(-max_tokens // block_size))
         self.token_ids_T = StagedTensor((max_tokens,), torch.int64, device)
         self.positions_3T = StagedTensor((3, max_tokens), torch.int64, device)
         self.slot_mapping_T = StagedTensor((max_tokens,), torch.int64, device)

@@ -294,4 +294,5 @@ class ModelRunner:
         return embeds_TD
 
     def _num_tokens(self, pixels: Pixels) -> int:
-        return (pixels.shape[0] // self._pixels_per_token_side) * (pixels.shape[1] // self._pixels_per_token_side)
+        height, width = pixels.shape[:2]
+        return int(height * width) // self._pixels_per_token_side**2
