@@ -36,7 +36,7 @@ FULL_CONTEXT_TOKENS = 256
 
 
 def run_worst_step(runner: ModelRunner, config: ResolvedConfig, *, max_tokens: int | None = None) -> None:
-    """`max_num_seqs` requests with `max_num_batched_tokens` tokens (or `max_tokens`) among them, all sampling with every
+    """`max_num_seqs` requests with `max_num_batched_tokens` tokens (or `max_tokens`) among them, sampling with every
     feature: prefills of empty contexts, one at the end of a full one, and decodes of full contexts.
 
     Counts nowhere as long as the runner has no graphs, and leaves nothing behind in the runner.
