@@ -74,6 +74,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step added to one request. The last one of a request has a `finish_reason`.
 
+    `new_token_ids` never holds the end or stop token that ended a request: an output may have a `finish_reason` "stop"
+    and no tokens. `error` says what went wrong when `finish_reason` is "error"; with `is_rejected` the request itself
+    was at fault (it can never fit), not the engine.
     `scheduled_time` and `first_token_time` are `time.time()` in the engine, set once known.
     `logprobs` runs parallel to `new_token_ids` when the request asked for them.
     """
@@ -83,6 +86,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    is_rejected: bool = False
     num_cached_tokens: int = 0
     scheduled_time: float | None = None
     first_token_time: float | None = None

@@ -33,7 +33,8 @@ class ScheduledImage:
 class SchedulerOutput:
     """One step. The executor drops `evicted_images` and `finished_request_ids`, encodes `images`, runs `requests`.
 
-    `requests`: running ones in scheduling order. `finished_request_ids`: ended or aborted since the last step.
+    `requests`: running ones in scheduling order. An image may be both in `evicted_images` and, encoded anew, in
+    `images`: drop first. `finished_request_ids`: ended or aborted since the last step.
     """
 
     requests: tuple[ScheduledRequest, ...]
