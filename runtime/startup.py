@@ -5,7 +5,7 @@ The plan is made of what was measured here, in this process: nothing is extrapol
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +47,9 @@ MAX_DEFAULT_THREADS = 16
 # A default request on a CPU stops at a million tokens of KV: block numbers cost memory too.
 MAX_DEFAULT_KV_TOKENS = 1 << 20
 
+# What the scheduler keeps for each block, used or not: three entries of lists and a number (CPython on 64 bits).
+BLOCK_NUMBER_BYTES = 3 * 8 + 32
+
 
 def build_engine(config: EngineConfig) -> Engine:
     """An engine that is ready: weights loaded, graphs captured and self-tested, KV sized from what was measured.
@@ -60,18 +63,18 @@ def build_engine(config: EngineConfig) -> Engine:
     phases = Phases()
     with phases("baseline"):
         device = _device(config)
+        baseline_bytes = device.used_bytes()
         torch.set_num_threads(config.num_threads or min(MAX_DEFAULT_THREADS, allowed_cpus()))
-        readings = Readings(device)
         model_config, resolved, directory = _resolve(config)
-        dtype = _dtype(config, model_config)
+        dtype = _dtype(config)
     with phases("load_weights"):
         model = load_model(directory, model_config, dtype=dtype, device=torch.device(device.name))
-        readings.weights_bytes = model.weight_bytes
     with phases("reserve_kv"):
         layout = kv_layout(model_config.text, dtype, config.block_size)
         kv_request = _kv_request(resolved, layout)
         kv = _reserve_kv(kv_request, layout, device.requested_bytes(config))
-        parts = readings.while_allocating(lambda: _assemble(resolved, model_config, model, kv, dtype))
+        readings = Readings(device, kv, baseline_bytes=baseline_bytes)
+        parts = _assemble(resolved, model_config, model, kv, dtype)
     with phases("profile"):
         readings.measure_transient(parts, resolved)
     with phases("capture_encoder"):
@@ -90,11 +93,9 @@ def build_engine(config: EngineConfig) -> Engine:
         )
     with phases("back_kv"):
         kv.resize(plan.num_blocks)
-        scheduler = Scheduler.from_config(
-            resolved, eos_token_ids=model_config.eos_token_ids, num_blocks=plan.num_blocks
-        )
+        scheduler = Scheduler.from_config(resolved, eos_token_ids=model_config.eos_token_ids, num_blocks=kv.num_blocks)
     with phases("final_reading"):
-        ledger = plan.ledger(used_bytes=readings.used_bytes(kv))
+        ledger = plan.ledger(used_bytes=readings.used_bytes())
     log.info("memory plan", extra={"components": plan.components, "unplanned_bytes": ledger.unplanned_bytes})
     log.info("ready", extra={"seconds": round(sum(phases.seconds.values()), 3), "kv_blocks": plan.num_blocks})
     info = EngineInfo(
@@ -115,7 +116,7 @@ def build_engine(config: EngineConfig) -> Engine:
         info,
         encoder=parts.encoder,
         graphs=(parts.encoder.graphs, parts.decoder_graphs),
-        read_unplanned_bytes=lambda: plan.unplanned_bytes(readings.used_bytes(kv)),
+        read_unplanned_bytes=lambda: plan.unplanned_bytes(readings.used_bytes()),
     )
 
 
@@ -137,9 +138,11 @@ class Phases:
 class Parts:
     """What the executor is made of."""
 
+    weight_bytes: int
     runner: ModelRunner
     encoder: EncoderRunner
     store: EmbeddingStore
+    attention: PagedSdpaAttention
     decoder_graphs: GraphSet[DecoderInputs]
     max_mixed_tokens: int
 
@@ -167,41 +170,37 @@ class Parts:
 
 
 class Readings:
-    """The device's memory as the start goes on. The KV cache's pages are never in a reading: they are planned whole.
+    """The device's memory as the start goes on. The KV cache's pages are in no reading: they are planned whole.
 
-    On a CPU, what is resident beside weights and buffers is the row `context`: interpreter, libraries, what the
-    allocator keeps. So `context + weights + buffers + transient` is the highest reading of the profile.
+    On a CPU, what is resident beside weights and attention's workspace is the row `context`: interpreter, libraries,
+    what the allocator keeps, and the few pages of other buffers that are resident by then, which have rows too. So
+    `context + weights + attention_workspace + transient` is at least the highest reading of the profile.
     """
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.weights_bytes = 0
-        self._baseline_bytes = device.used_bytes()
-        self._allocated_bytes = 0
+    def __init__(self, device: Device, kv: KVCache, *, baseline_bytes: int) -> None:
+        self._device = device
+        self._kv = kv
+        self._baseline_bytes = baseline_bytes
         self._resident_bytes = 0
         self._peak_bytes = 0
 
-    def while_allocating(self, allocate: Callable[[], Parts]) -> Parts:
-        """What `allocate` gives; how much of its buffers is resident at once is noted (zeros are not, on a CPU)."""
-        before = self.device.used_bytes()
-        parts = allocate()
-        self._allocated_bytes = max(0, self.device.used_bytes() - before)
-        return parts
-
     def measure_transient(self, parts: Parts, config: ResolvedConfig) -> None:
-        """The peaks of the worst encoder forward and the worst step. They never run at the same time."""
+        """The peaks of the worst encoder forward and the worst step, which never run at the same time."""
+        run_worst_step(parts.runner, config, max_tokens=config.engine.max_num_seqs)  # makes what is made once
         encode = partial(parts.encoder.profile, max_tokens_per_image=config.max_tokens_per_image)
-        peaks = [self.device.peak_bytes(run) for run in (encode, partial(run_worst_step, parts.runner, config))]
-        self._resident_bytes = self.device.used_bytes()
+        peaks = [self._device.peak_bytes(run) for run in (encode, partial(run_worst_step, parts.runner, config))]
+        self._resident_bytes = self._without_kv()
         self._peak_bytes = max(*peaks, self._resident_bytes)
 
     def rows(self, parts: Parts) -> MeasuredRows:
-        """Everything but the KV cache."""
-        buffers_bytes = min(self._allocated_bytes, parts.runner.static_bytes + parts.store.num_bytes)
-        context = max(self._baseline_bytes, self._resident_bytes - self.weights_bytes - buffers_bytes)
+        """Everything but the KV cache, now that all else is there."""
+        graphs = parts.encoder.graphs.graph_bytes + parts.decoder_graphs.graph_bytes
+        resident_bytes = max(self._resident_bytes, self._without_kv() - graphs)
+        own_bytes = max(self._baseline_bytes, resident_bytes - parts.weight_bytes - parts.attention.workspace_bytes)
         return MeasuredRows(
-            context=context,
-            weights=self.weights_bytes,
+            context=own_bytes + BLOCK_NUMBER_BYTES * self._kv.max_blocks,
+            weights=parts.weight_bytes,
+            attention_workspace=parts.attention.workspace_bytes,
             static_buffers=parts.runner.static_bytes,
             embedding_store=parts.store.num_bytes,
             transient=self._peak_bytes - self._resident_bytes,
@@ -209,9 +208,12 @@ class Readings:
             decoder_graphs=parts.decoder_graphs.graph_bytes,
         )
 
-    def used_bytes(self, kv: KVCache) -> int:
+    def used_bytes(self) -> int:
         """What the process uses now, with the KV cache at its full planned size whether touched or not."""
-        return self.device.used_bytes() - kv.resident_bytes() + kv.num_bytes
+        return self._without_kv() + self._kv.num_bytes
+
+    def _without_kv(self) -> int:
+        return self._device.used_bytes() - self._kv.resident_bytes()
 
 
 def _device(config: EngineConfig) -> Device:
@@ -226,7 +228,7 @@ def _resolve(config: EngineConfig) -> tuple[ModelConfig, ResolvedConfig, Path]:
     return model_config, resolve_config(config, model_config, read_processor_config(directory)), directory
 
 
-def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+def _dtype(config: EngineConfig) -> torch.dtype:
     """`auto` is float32 on a CPU: half precision is emulated on most."""
     name = "float32" if config.dtype == "auto" else config.dtype
     dtype: torch.dtype = getattr(torch, name)
@@ -294,9 +296,11 @@ def _assemble(
         store,
         max_eager_tokens=max(config.max_tokens_per_image, *config.encoder_graph_budgets),
     )
+    attention = PagedSdpaAttention(kv, num_layers=model_config.text.num_hidden_layers)
+    attention.reserve(config.max_model_len)
     runner = ModelRunner(
         decoder=model.text,
-        attention=PagedSdpaAttention(kv, num_layers=model_config.text.num_hidden_layers),
+        attention=attention,
         encoder=encoder,
         store=store,
         buffers=buffers,
@@ -308,9 +312,11 @@ def _assemble(
         device=device,
     )
     return Parts(
+        weight_bytes=model.weight_bytes,
         runner=runner,
         encoder=encoder,
         store=store,
+        attention=attention,
         decoder_graphs=decoder_graphs,
         max_mixed_tokens=max((bucket.tokens for bucket in decoder_graphs.buckets if bucket.is_mixed), default=0),
     )

@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 # A CPU's default request: the smaller of this and a quarter of what the container or machine allows.
 MAX_DEFAULT_REQUEST_BYTES = 4 * GIB
 
-# Two peaks agree within this: glibc returns memory in steps, and a page more or less is no news.
+# Two peaks agree within this, or this part of them: the allocator takes and returns memory in steps.
 PEAK_TOLERANCE_BYTES = 4 * MIB
+PEAK_TOLERANCE = 1 / 32
 MAX_PEAK_READINGS = 4
 
 # A cgroup v1 without a limit says a number near 2 ** 63.
@@ -97,7 +98,8 @@ class CpuDevice:
             self._reset_peak()
             run()
             peaks.append(self._peak_since_reset())
-            if len(peaks) > 1 and abs(peaks[-1] - peaks[-2]) <= PEAK_TOLERANCE_BYTES:
+            tolerance = max(PEAK_TOLERANCE_BYTES, max(peaks) * PEAK_TOLERANCE)
+            if len(peaks) > 1 and abs(peaks[-1] - peaks[-2]) <= tolerance:
                 return max(peaks)
         log.warning("readings of the peak do not agree; the plan takes the largest", extra={"peak_bytes": peaks})
         return max(peaks)

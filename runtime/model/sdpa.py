@@ -149,6 +149,15 @@ class PagedSdpaAttention:
         self._value_rows_T = self._key_rows_T
         self._band = torch.empty(0, 0)
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes that are held from step to step, beside the cache."""
+        return self._band.nbytes
+
+    def reserve(self, max_model_len: int) -> None:
+        """Makes room for sequences of that many tokens, so that no step has to."""
+        self._widen_band(max_model_len)
+
     def plan(self, batch: AttentionBatch) -> None:
         """Works out what to gather, once for all layers."""
         slots = batch.slot_mapping_T
