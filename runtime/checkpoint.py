@@ -145,67 +145,99 @@ def read_model_config(directory: Path) -> ModelConfig:
         )
     except KeyError as error:
         raise CheckpointError(f"{directory / 'config.json'} lacks the field {error}") from error
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory / 'config.json'}: {error}") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory / 'config.json'} is malformed: {error}") from error
 
 
 def read_processor_config(directory: Path) -> ProcessorConfig:
-    """`preprocessor_config.json`: pixel limits (old names, or `size.shortest_edge`/`longest_edge`), mean and deviation.
+    """`preprocessor_config.json`, or its part of `processor_config.json` as transformers 5 writes it: pixel limits (old
+    names, or `size.shortest_edge` and `longest_edge`), mean and deviation.
 
     Raises:
-        CheckpointError: the file is missing, or its limits are no limits.
+        CheckpointError: both files are missing, or the limits are no limits.
     """
-    raw = read_json(directory / "preprocessor_config.json")
+    path = directory / "preprocessor_config.json"
+    nested = directory / "processor_config.json"
+    if path.exists() or not nested.exists():
+        raw = read_json(path)
+    else:
+        path, raw = nested, read_json(nested).get("image_processor") or {}
     size = raw.get("size") or {}
     min_pixels = raw.get("min_pixels") or size.get("shortest_edge") or 56 * 56
     max_pixels = raw.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
-    if not 0 < min_pixels <= max_pixels:
-        raise CheckpointError(f"preprocessor_config.json: min_pixels {min_pixels}, max_pixels {max_pixels}")
-    return ProcessorConfig(
-        min_pixels=min_pixels,
-        max_pixels=max_pixels,
-        image_mean=_triple(raw.get("image_mean", (0.48145466, 0.4578275, 0.40821073))),
-        image_std=_triple(raw.get("image_std", (0.26862954, 0.26130258, 0.27577711))),
-    )
+    if not (isinstance(min_pixels, int) and isinstance(max_pixels, int) and 0 < min_pixels <= max_pixels):
+        raise CheckpointError(f"{path.name}: min_pixels {min_pixels}, max_pixels {max_pixels}")
+    mean = _triple(raw, "image_mean", default=(0.48145466, 0.4578275, 0.40821073))
+    std = _triple(raw, "image_std", default=(0.26862954, 0.26130258, 0.27577711))
+    if min(std) <= 0:
+        raise CheckpointError(f"{path.name}: image_std {list(std)} must be positive")
+    return ProcessorConfig(min_pixels=min_pixels, max_pixels=max_pixels, image_mean=mean, image_std=std)
 
 
 def _text_config(raw: dict[str, Any], *, tied: bool) -> TextConfig:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    heads = raw["num_attention_heads"]
-    head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
+    heads = _size(raw, "num_attention_heads")
+    kv_heads = _size(raw, "num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise CheckpointError(f"num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
+    hidden_size = _size(raw, "hidden_size")
+    head_dim = _size(raw, "head_dim", default=hidden_size // heads)
     section = tuple(rope.get("mrope_section") or ())
     if len(section) != 3 or sum(section) != head_dim // 2:
         raise CheckpointError(
             f"mrope_section {list(section)} must have three parts that sum to head_dim / 2 = {head_dim // 2}"
         )
     return TextConfig(
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw["intermediate_size"],
-        num_hidden_layers=raw["num_hidden_layers"],
+        hidden_size=hidden_size,
+        intermediate_size=_size(raw, "intermediate_size"),
+        num_hidden_layers=_size(raw, "num_hidden_layers"),
         num_attention_heads=heads,
-        num_key_value_heads=raw.get("num_key_value_heads", heads),
+        num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 1e6),
         mrope_section=(section[0], section[1], section[2]),
-        vocab_size=raw["vocab_size"],
-        max_position_embeddings=raw.get("max_position_embeddings", 32768),
+        vocab_size=_size(raw, "vocab_size"),
+        max_position_embeddings=_size(raw, "max_position_embeddings", default=32768),
         tie_word_embeddings=tied,
     )
 
 
-def _vision_config(raw: dict[str, Any]) -> VisionConfig:
+def _vision_config(raw: Any) -> VisionConfig:
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"vision_config is {raw!r}; it must be an object")
     return VisionConfig(
-        depth=raw["depth"],
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw["intermediate_size"],
-        num_heads=raw["num_heads"],
-        in_channels=raw.get("in_chans") or raw.get("in_channels") or 3,
-        out_hidden_size=raw["out_hidden_size"],
-        patch_size=raw.get("patch_size", 14),
-        temporal_patch_size=raw.get("temporal_patch_size", 2),
-        spatial_merge_size=raw.get("spatial_merge_size", 2),
-        window_size=raw.get("window_size", 112),
-        fullatt_block_indexes=tuple(raw["fullatt_block_indexes"]),
+        depth=_size(raw, "depth"),
+        hidden_size=_size(raw, "hidden_size"),
+        intermediate_size=_size(raw, "intermediate_size"),
+        num_heads=_size(raw, "num_heads"),
+        in_channels=_size(raw, "in_chans", default=raw.get("in_channels") or 3),
+        out_hidden_size=_size(raw, "out_hidden_size"),
+        patch_size=_size(raw, "patch_size", default=14),
+        temporal_patch_size=_size(raw, "temporal_patch_size", default=2),
+        spatial_merge_size=_size(raw, "spatial_merge_size", default=2),
+        window_size=_size(raw, "window_size", default=112),
+        fullatt_block_indexes=tuple(int(index) for index in raw["fullatt_block_indexes"]),
     )
+
+
+def _size(raw: dict[str, Any], name: str, *, default: int | None = None) -> int:
+    """A positive whole number of the file; `null` is as good as absent.
+
+    Raises:
+        KeyError: it is absent and has no default.
+        CheckpointError: it is something else.
+    """
+    value = raw.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise KeyError(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"{name} is {value!r}; it must be a whole number of at least 1")
+    return value
 
 
 def _eos_token_ids(directory: Path, text: dict[str, Any]) -> tuple[int, ...]:
@@ -225,8 +257,12 @@ def _dtype(name: str) -> Dtype:
     raise CheckpointError(f"dtype {name!r} is none of float32, bfloat16, float16")
 
 
-def _triple(values: Any) -> tuple[float, float, float]:
-    a, b, c = (float(v) for v in values)
+def _triple(raw: dict[str, Any], name: str, *, default: tuple[float, float, float]) -> tuple[float, float, float]:
+    values = raw.get(name, default)
+    try:
+        a, b, c = (float(value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{name} is {values!r}; it must be three numbers") from error
     if not all(map(math.isfinite, (a, b, c))):
-        raise CheckpointError(f"image mean or deviation {values!r} is not finite")
+        raise CheckpointError(f"{name} {values!r} is not finite")
     return (a, b, c)

@@ -34,6 +34,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: int = 0
 
+    # Threads of one operation on a CPU; `None`: the cores that this process may use, up to a bound (runtime/startup).
+    num_threads: int | None = None
+
     # Limits of a request and of a step.
     max_model_len: int | None = None
     max_num_seqs: int = 16
@@ -77,7 +80,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be in (0, 1]")
-        for knob in ("max_model_len", "min_pixels", "max_pixels", "encoder_cache_tokens", "memory_bytes"):
+        if self.memory_margin_bytes < 0:
+            raise ConfigError(f"memory_margin_bytes is {self.memory_margin_bytes}; it must be at least 0")
+        for knob in (
+            "num_threads",
+            "max_model_len",
+            "min_pixels",
+            "max_pixels",
+            "encoder_cache_tokens",
+            "memory_bytes",
+            "kv_cache_memory_bytes",
+        ):
             value = getattr(self, knob)
             if value is not None and value < 1:
                 raise ConfigError(f"{knob} is {value}; it must be at least 1")
@@ -128,6 +141,12 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
     budgets = config.encoder_graph_budgets or default_encoder_budgets(
         max(1, min_pixels // token_area), max_tokens_per_image
     )
+    decoder_sizes = config.decoder_graph_sizes or default_decoder_sizes(config.max_num_seqs)
+    if decoder_sizes[-1] > config.max_num_seqs:
+        raise ConfigError(
+            f"decoder_graph_sizes end at {decoder_sizes[-1]}, but max_num_seqs is {config.max_num_seqs}: "
+            "no step would use them"
+        )
     return ResolvedConfig(
         engine=config,
         max_model_len=max_model_len,
@@ -136,7 +155,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
         max_tokens_per_image=max_tokens_per_image,
         encoder_cache_tokens=cache_tokens,
         encoder_graph_budgets=budgets,
-        decoder_graph_sizes=config.decoder_graph_sizes or default_decoder_sizes(config.max_num_seqs),
+        decoder_graph_sizes=decoder_sizes,
     )
 
 

@@ -1,0 +1,89 @@
+"""The worst step that a configuration allows, run through the real path for its peak of memory.
+
+Knows limits, no weights and no device. All blocks of its tables are the null block, so that it needs no KV cache yet.
+"""
+
+import logging
+
+from runtime.config import ResolvedConfig
+from runtime.executor.kv_cache import NULL_BLOCK
+from runtime.executor.model_runner import ModelRunner
+from runtime.request import Request, SamplingParams
+from runtime.scheduler.output import ScheduledRequest, SchedulerOutput
+
+log = logging.getLogger(__name__)
+
+MAX_LOGPROBS = 20
+
+# Everything that a sampler can be asked at once; so flat a distribution that top-p must sort the whole vocabulary.
+SAMPLING = SamplingParams(
+    max_tokens=1,
+    temperature=2.0,
+    top_p=0.999,
+    min_p=1e-6,
+    presence_penalty=0.5,
+    frequency_penalty=0.5,
+    repetition_penalty=1.1,
+    logit_bias={0: 1.0},
+    seed=0,
+    num_logprobs=MAX_LOGPROBS,
+)
+
+
+# A prefill at the end of a full context needs no more memory with more tokens than this: attention works in pieces, and
+# the step's other tokens can come from an empty context, which costs a quarter of the time.
+FULL_CONTEXT_TOKENS = 256
+
+
+def run_worst_step(runner: ModelRunner, config: ResolvedConfig, *, max_tokens: int | None = None) -> None:
+    """`max_num_seqs` requests with `max_num_batched_tokens` tokens (or `max_tokens`) among them, sampling with every
+    feature: prefills of empty contexts, one at the end of a full one, and decodes of full contexts.
+
+    Counts nowhere as long as the runner has no graphs, and leaves nothing behind in the runner.
+    """
+    parts = _parts(config, max_tokens or config.engine.max_num_batched_tokens)
+    for part in parts:
+        runner.add(
+            Request(
+                request_id=part.request_id,
+                prompt_token_ids=[0] * (part.num_computed_tokens + part.num_scheduled_tokens),
+                sampling=SAMPLING,
+                arrival_time=0.0,
+            ),
+            (),
+        )
+    try:
+        result = runner.run(
+            SchedulerOutput(
+                requests=tuple(parts), num_scheduled_tokens=sum(part.num_scheduled_tokens for part in parts)
+            )
+        )
+        if result.failed:
+            log.warning("the profile's step gave no numbers", extra={"failed": result.failed})
+    finally:
+        for part in parts:
+            runner.remove(part.request_id)
+
+
+def _parts(config: ResolvedConfig, max_tokens: int) -> list[ScheduledRequest]:
+    """Decodes of full contexts; as many prefills as it takes to use up the tokens, the first at a full context."""
+    full = max(1, config.max_model_len - 1)
+    num_seqs = config.engine.max_num_seqs
+    left = max_tokens - num_seqs  # beyond one token for each
+    parts: list[ScheduledRequest] = []
+    for index in range(num_seqs):
+        is_first = index == 0
+        room = full if num_seqs == 1 or not is_first else min(full, FULL_CONTEXT_TOKENS)
+        num_tokens = 1 + min(room - 1, left)
+        left -= num_tokens - 1
+        length = full if is_first or num_tokens == 1 else num_tokens
+        parts.append(
+            ScheduledRequest(
+                request_id=f"profile-{index}",
+                num_computed_tokens=length - num_tokens,
+                num_scheduled_tokens=num_tokens,
+                block_ids=(NULL_BLOCK,) * -(-length // config.engine.block_size),
+                is_sampling=True,
+            )
+        )
+    return parts

@@ -1,0 +1,127 @@
+"""The text decoder of Qwen2.5-VL: token rows to hidden rows to logits (arXiv:2502.13923; positions: arXiv:2409.12191).
+
+Knows no cache and no requests: attention over cached tokens is behind `DecoderAttention`, and a step's tokens lie end
+to end without a batch dimension.
+
+Legend: T tokens of a step, S rows to sample, D hidden, V vocabulary, H heads, K KV heads, E head width.
+"""
+
+from typing import Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.checkpoint import TextConfig
+from runtime.model.attention import DecoderAttention
+from runtime.model.layers import (
+    Linear,
+    Place,
+    SwiGLU,
+    WeightTarget,
+    WeightTargets,
+    apply_rotary,
+    inverse_frequencies,
+    matrix,
+    rms_norm,
+    rotary_tables,
+)
+
+
+class TextDecoder(nn.Module):
+    """Embedding, layers, last norm and head. With tied embeddings the head is the embedding's table."""
+
+    frequency_axes: Tensor
+    inverse_frequencies: Tensor
+
+    def __init__(self, config: TextConfig, **place: Unpack[Place]) -> None:
+        super().__init__()
+        self.config = config
+        device = place["device"]
+        self.embedding_VD = matrix(config.vocab_size, config.hidden_size, **place)
+        self.layers = tuple(DecoderLayer(config, index, **place) for index in range(config.num_hidden_layers))
+        self.registered_layers = nn.ModuleList(self.layers)
+        self.norm = rms_norm(config.hidden_size, eps=config.rms_norm_eps, **place)
+        self.head_VD = (
+            self.embedding_VD if config.tie_word_embeddings else matrix(config.vocab_size, config.hidden_size, **place)
+        )
+        # Axis (time, height, width) that turns each frequency: mrope_section says how many in a row.
+        axes = torch.arange(3).repeat_interleave(torch.tensor(config.mrope_section))
+        frequencies = inverse_frequencies(config.head_dim, config.rope_theta, device=device)
+        self.register_buffer("frequency_axes", axes.to(device), persistent=False)
+        self.register_buffer("inverse_frequencies", frequencies, persistent=False)
+
+    def embed(self, token_ids_T: Tensor) -> Tensor:
+        """Rows [T, D] of tokens [T]."""
+        return self.embedding_VD.index_select(0, token_ids_T)
+
+    def forward(self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention) -> Tensor:
+        """Hidden rows [T, D] after the last norm. `attention.plan` was called for this step.
+
+        Args:
+            embeds_TD: rows of tokens, those of images replaced by the encoder's.
+            positions_3T: positions along time, height and width; equal for text.
+        """
+        angles = positions_3T.float().index_select(0, self.frequency_axes).t() * self.inverse_frequencies
+        rotary = rotary_tables(angles.unsqueeze(1))
+        hidden_TD = embeds_TD
+        for layer in self.layers:
+            hidden_TD = layer.forward(hidden_TD, rotary, attention)
+        return self.norm.forward(hidden_TD)
+
+    def logits(self, hidden_SD: Tensor) -> Tensor:
+        """Float32 [S, V] of rows that `forward` gave."""
+        return F.linear(hidden_SD, self.head_VD).float()
+
+    def targets(self) -> WeightTargets:
+        """Where a checkpoint's tensors go, by published name."""
+        targets = {"model.embed_tokens.weight": WeightTarget.into(self.embedding_VD.data)}
+        for index, layer in enumerate(self.layers):
+            targets |= layer.targets(f"model.layers.{index}")
+        targets |= self.norm.targets("model.norm")
+        if not self.config.tie_word_embeddings:
+            targets["lm_head.weight"] = WeightTarget.into(self.head_VD.data)
+        return targets
+
+
+class DecoderLayer(nn.Module):
+    """Causal attention, then a gated MLP, each behind a norm and around a residual; q, k and v in one product."""
+
+    def __init__(self, config: TextConfig, index: int, **place: Unpack[Place]) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.index = index
+        self.num_heads = config.num_attention_heads
+        self.num_kv_heads = config.num_key_value_heads
+        self.head_dim = config.head_dim
+        num_outputs = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        self.input_norm = rms_norm(width, eps=config.rms_norm_eps, **place)
+        self.post_norm = rms_norm(width, eps=config.rms_norm_eps, **place)
+        self.qkv = Linear(width, num_outputs, bias=True, **place)
+        self.out = Linear(self.num_heads * self.head_dim, width, bias=False, **place)
+        self.mlp = SwiGLU(width, config.intermediate_size, bias=False, **place)
+
+    def forward(self, hidden_TD: Tensor, rotary: tuple[Tensor, Tensor], attention: DecoderAttention) -> Tensor:
+        num_tokens, num_rotated = len(hidden_TD), self.num_heads + self.num_kv_heads
+        qkv = self.qkv.forward(self.input_norm.forward(hidden_TD)).view(num_tokens, -1, self.head_dim)
+        rotated = apply_rotary(qkv[:, :num_rotated], *rotary)
+        q_THE, k_TKE, v_TKE = rotated[:, : self.num_heads], rotated[:, self.num_heads :], qkv[:, num_rotated:]
+        attended_THE = attention.forward(self.index, q_THE, k_TKE, v_TKE)
+        hidden_TD = hidden_TD + self.out.forward(attended_THE.reshape(num_tokens, -1))
+        return hidden_TD + self.mlp.forward(self.post_norm.forward(hidden_TD))
+
+    def targets(self, prefix: str) -> WeightTargets:
+        kv_outputs = self.num_kv_heads * self.head_dim
+        return {
+            **self.input_norm.targets(f"{prefix}.input_layernorm"),
+            **self.post_norm.targets(f"{prefix}.post_attention_layernorm"),
+            **self.qkv.split_targets(
+                {
+                    f"{prefix}.self_attn.q_proj": self.num_heads * self.head_dim,
+                    f"{prefix}.self_attn.k_proj": kv_outputs,
+                    f"{prefix}.self_attn.v_proj": kv_outputs,
+                }
+            ),
+            **self.out.targets(f"{prefix}.self_attn.o_proj"),
+            **self.mlp.targets(f"{prefix}.mlp"),
+        }

@@ -1,0 +1,473 @@
+"""Greedy tokens of the engine equal transformers' `generate()` on the same random checkpoint, in float32.
+
+Whatever way a request takes (alone or in a batch, whole or in chunks, cached, preempted, in graphs), its tokens are the
+same: every test compares with one set of references, computed once.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from runtime.checkpoint import ModelConfig, read_model_config, read_processor_config
+from runtime.config import EngineConfig
+from runtime.request import ImageInput, PlaceholderRange, Request, SamplingParams
+from runtime.startup import build_engine
+from tests.integration.in_process_engine import EngineFactory, InProcessEngine
+
+NUM_TOKENS = 16
+SIDE = 28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A prompt: pieces of token ids, with pictures between them."""
+
+    name: str
+    pieces: tuple[list[int] | NDArray[np.uint8], ...]
+
+    @property
+    def images(self) -> list[NDArray[np.uint8]]:
+        return [piece for piece in self.pieces if isinstance(piece, np.ndarray)]
+
+
+def words(seed: int, count: int) -> list[int]:
+    """Token ids of plain text: the vocabulary's last few are special."""
+    return np.random.default_rng(seed).integers(0, 480, count).tolist()
+
+
+def picture(seed: int, rows: int, columns: int) -> NDArray[np.uint8]:
+    """`rows` x `columns` output tokens of smooth colour with noise; read-only, as pixels from a socket are."""
+    rng = np.random.default_rng(seed)
+    height, width = rows * SIDE, columns * SIDE
+    ramp = np.linspace(0, 1, height)[:, None, None] * rng.uniform(0, 255, 3)
+    ramp = ramp + np.linspace(0, 1, width)[None, :, None] * rng.uniform(-255, 255, 3)
+    pixels = np.clip(ramp + rng.normal(0, 25, (height, width, 3)), 0, 255).astype(np.uint8)
+    pixels.flags.writeable = False
+    return pixels
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case(name="text", pieces=(words(1, 23),)),
+        Case(name="short text", pieces=(words(2, 3),)),
+        Case(name="long text", pieces=(words(3, 150),)),
+        # 4 x 4 tokens is exactly one window of 112 pixels.
+        Case(name="one image", pieces=(words(4, 5), picture(1, 4, 4), words(5, 9))),
+        Case(name="other image", pieces=(words(4, 5), picture(2, 4, 4), words(5, 9))),
+        Case(
+            name="three images",
+            pieces=(
+                words(6, 4),
+                picture(3, 3, 5),
+                words(7, 2),
+                picture(4, 8, 8),
+                picture(5, 2, 7),
+                words(8, 12),
+            ),
+        ),
+        Case(name="partial windows", pieces=(words(9, 6), picture(6, 5, 9), words(10, 7))),
+        Case(name="thin image", pieces=(words(11, 3), picture(7, 1, 13), words(12, 8))),
+        Case(name="large image", pieces=(words(13, 6), picture(8, 16, 15), words(14, 6))),
+        Case(name="image first", pieces=(picture(9, 6, 3), words(15, 11))),
+    )
+}
+
+
+def prompt_of(case: Case, config: ModelConfig) -> tuple[list[int], tuple[ImageInput, ...]]:
+    token_ids: list[int] = []
+    images: list[ImageInput] = []
+    for piece in case.pieces:
+        if isinstance(piece, list):
+            token_ids += piece
+            continue
+        height, width = piece.shape[:2]
+        length = (height // SIDE) * (width // SIDE)
+        token_ids.append(config.vision_start_token_id)
+        images.append(
+            ImageInput(
+                image_hash=sha256(piece.tobytes() + bytes([height // SIDE, width // SIDE])).digest(),
+                height=height,
+                width=width,
+                placeholder=PlaceholderRange(len(token_ids), length),
+            )
+        )
+        token_ids += [config.image_token_id] * length
+        token_ids.append(config.vision_end_token_id)
+    return token_ids, tuple(images)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_checkpoint: Path) -> ModelConfig:
+    return read_model_config(tiny_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def references(tiny_checkpoint: Path, config: ModelConfig) -> dict[str, list[int]]:
+    """What transformers generates for each case; end tokens do not stop it."""
+    from transformers import Qwen2_5_VLForConditionalGeneration
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    limits = read_processor_config(tiny_checkpoint)
+    processor = Qwen2VLImageProcessorPil(min_pixels=SIDE * SIDE, max_pixels=limits.max_pixels)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tiny_checkpoint, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
+    results: dict[str, list[int]] = {}
+    for case in CASES.values():
+        token_ids, _ = prompt_of(case, config)
+        ids = torch.tensor([token_ids])
+        inputs = {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "mm_token_type_ids": (ids == config.image_token_id).int(),
+        }
+        if case.images:
+            inputs |= dict(processor([Image.fromarray(image) for image in case.images], return_tensors="pt"))
+        with torch.inference_mode():
+            generated = model.generate(**inputs, max_new_tokens=NUM_TOKENS, do_sample=False)
+        results[case.name] = generated[0, len(token_ids) :].tolist()
+    return results
+
+
+@pytest.fixture(scope="module")
+def factory(tiny_checkpoint: Path) -> EngineFactory:
+    return EngineFactory(tiny_checkpoint)
+
+
+Add = Callable[..., str]
+
+
+@pytest.fixture
+def add(config: ModelConfig) -> Add:
+    """Adds a case to an engine and gives the request's id, the case's name unless said."""
+
+    def add_case(engine: InProcessEngine, name: str, *, request_id: str | None = None, **sampling: object) -> str:
+        token_ids, images = prompt_of(CASES[name], config)
+        params = SamplingParams(**{"max_tokens": NUM_TOKENS, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
+        request = Request(
+            request_id=request_id or name,
+            prompt_token_ids=token_ids,
+            images=images,
+            sampling=params,
+            arrival_time=0.0,
+        )
+        engine.add(request, CASES[name].images)
+        return request.request_id
+
+    return add_case
+
+
+def expect(references: dict[str, list[int]], names: Iterable[str]) -> dict[str, list[int]]:
+    return {name: references[name] for name in names}
+
+
+def test_references_are_worth_comparing_with(references: dict[str, list[int]]) -> None:
+    distinct = set().union(*references.values())
+    assert len(distinct) >= 8
+    assert all(len(set(tokens)) >= 8 for tokens in references.values())
+    assert len({tuple(tokens) for tokens in references.values()}) == len(CASES)
+    assert references["one image"] != references["other image"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_request_alone_equals_transformers(
+    name: str, factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    engine = factory.build()
+    add(engine, name)
+    assert engine.finish() == expect(references, [name])
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 3, 8])
+def test_mixed_batch_equals_transformers(
+    max_num_seqs: int, factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    engine = factory.build(max_num_seqs=max_num_seqs)
+    for name in CASES:
+        add(engine, name)
+    assert engine.finish() == references
+    assert max(len(step.requests) for step in engine.steps) == max_num_seqs
+
+
+def test_batch_of_eight_equal_requests(factory: EngineFactory, references: dict[str, list[int]], add: Add) -> None:
+    engine = factory.build(max_num_seqs=8, enable_prefix_caching=False)
+    for number in range(8):
+        add(engine, "one image", request_id=str(number))
+    assert engine.finish() == {str(number): references["one image"] for number in range(8)}
+
+
+def test_requests_that_arrive_while_others_decode(
+    factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    engine = factory.build(max_num_seqs=4)
+    waiting = list(CASES)
+    tokens: dict[str, list[int]] = {}
+    while waiting or engine.scheduler.has_work:
+        if waiting:
+            add(engine, waiting.pop(0))
+        for output in engine.step() + engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+    assert tokens == references
+    assert any({part.num_scheduled_tokens == 1 for part in step.requests} == {True, False} for step in engine.steps), (
+        "no step mixed prefill and decode"
+    )
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", [8, 13, 37])
+def test_chunks_that_cut_through_images(
+    max_num_batched_tokens: int, factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    engine = factory.build(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=4, enable_prefix_caching=False)
+    names = ["three images", "text", "large image", "partial windows"]
+    for name in names:
+        add(engine, name)
+    assert engine.finish() == expect(references, names)
+    _, images = prompt_of(CASES["large image"], factory.config)
+    ends = {
+        part.num_computed_tokens + part.num_scheduled_tokens
+        for step in engine.steps
+        for part in step.requests
+        if part.request_id == "large image"
+    }
+    place = images[0].placeholder
+    assert any(place.offset < end < place.end for end in ends), "no chunk ended within the image"
+
+
+def test_same_text_and_another_image_is_no_prefix_hit(
+    factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    engine = factory.build(block_size=4)
+    add(engine, "one image")
+    assert engine.finish() == expect(references, ["one image"])
+    add(engine, "other image")
+    assert engine.finish() == expect(references, ["other image"])
+    # Only the block before the image may be shared: 5 words, and blocks have 4 tokens.
+    assert engine.stats.prefix_cache_hit_tokens <= 4
+
+
+def test_same_prompt_again_is_a_prefix_hit(factory: EngineFactory, references: dict[str, list[int]], add: Add) -> None:
+    engine = factory.build(block_size=4)
+    names = ["three images", "large image", "long text"]
+    for name in names:
+        add(engine, name)
+    engine.finish()
+    encoded_before = sum(len(step.images) for step in engine.steps)
+    for name in names:
+        add(engine, name, request_id=f"{name} again")
+    again = engine.finish()
+    assert again == {f"{name} again": references[name] for name in names}
+    assert engine.stats.prefix_cache_hit_tokens >= 400
+    assert sum(len(step.images) for step in engine.steps) == encoded_before == 4
+
+
+def test_prefix_hit_that_ends_within_an_image(
+    factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    """A small step budget and an abort leave the blocks of half an image; the next request begins there."""
+    engine = factory.build(block_size=4, max_num_batched_tokens=64)
+    add(engine, "large image")
+    engine.step()
+    engine.scheduler.abort("large image")
+    add(engine, "large image", request_id="next")
+    assert engine.finish() == {"next": references["large image"]}
+    assert 0 < engine.stats.prefix_cache_hit_tokens <= 64
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_preempted_requests_end_with_the_same_tokens(
+    enable_prefix_caching: bool, factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    engine = factory.build(
+        num_blocks=1 + 52,
+        block_size=4,
+        max_num_seqs=6,
+        max_model_len=200,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    names = ["one image", "partial windows", "text", "other image", "thin image", "image first", "short text"]
+    for name in names:
+        add(engine, name)
+    assert engine.finish() == expect(references, names)
+    assert engine.stats.num_preemptions > 0
+
+
+def test_small_encoder_cache_evicts_and_computes_again(
+    factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    engine = factory.build(encoder_cache_tokens=256, max_num_batched_tokens=64, max_pixels=256 * SIDE * SIDE)
+    names = ["large image", "three images", "partial windows", "one image"]
+    for name in names:
+        add(engine, name)
+    assert engine.finish() == expect(references, names)
+    assert any(step.evicted_images for step in engine.steps)
+
+
+def test_lost_embeddings_are_computed_again(
+    factory: EngineFactory, references: dict[str, list[int]], add: Add, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = factory.build(max_num_batched_tokens=48)
+    names = ["large image", "three images"]
+    for name in names:
+        add(engine, name)
+    tokens: dict[str, list[int]] = {}
+    while engine.scheduler.has_work:
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+        engine.store.keep_only(())
+    assert tokens == expect(references, names)
+    assert "computed again" in caplog.text
+
+
+@pytest.mark.parametrize("decoder_graphs", ["none", "decode", "full"])
+def test_emulated_graphs_equal_eager(
+    decoder_graphs: str, factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    engine = factory.build(
+        enforce_eager=False,
+        max_num_seqs=6,
+        max_num_batched_tokens=256,
+        encoder_graph_budgets=(32, 96),
+        decoder_graphs=decoder_graphs,
+        decoder_graph_sizes=(2, 4, 6),
+    )
+    for name in CASES:
+        add(engine, name)
+    assert engine.finish() == references
+    encoder, decoder = engine.encoder_graphs.counts, engine.decoder_graphs.counts
+    num_images = sum(len(case.images) for case in CASES.values())
+    assert encoder.hits == num_images - 1
+    assert encoder.misses["too_large"] == 1
+    num_sequences = sum(len(step.requests) for step in engine.steps)
+    assert decoder.hits + sum(decoder.misses.values()) == num_sequences
+    if decoder_graphs == "none":
+        assert decoder.misses["disabled"] == num_sequences
+    else:
+        assert decoder.hits > 0
+        assert (decoder.misses["mixed_step"] > 0) == (decoder_graphs == "decode")
+    if decoder_graphs == "full":
+        assert decoder.hits == num_sequences
+
+
+def test_graph_buckets_padded_and_exact_give_the_same(
+    factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    padded = factory.build(enforce_eager=False, max_num_seqs=8, decoder_graph_sizes=(8,))
+    exact = factory.build(enforce_eager=False, max_num_seqs=8, decoder_graph_sizes=(1, 2, 3))
+    names = ["text", "one image", "thin image"]
+    for engine in (padded, exact):
+        for name in names:
+            add(engine, name)
+        assert engine.finish() == expect(references, names)
+    assert padded.decoder_graphs.counts.padded_tokens > 0
+    assert exact.decoder_graphs.counts.padded_tokens == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_everything_at_once_with_aborts(
+    seed: int, factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    """Few blocks, a small encoder cache, small chunks, graphs, arrivals and aborts in the middle of all."""
+    rng = np.random.default_rng(seed)
+    engine = factory.build(
+        enforce_eager=False,
+        num_blocks=1 + 110,
+        block_size=int(rng.choice([3, 4, 8])),
+        max_num_seqs=5,
+        max_num_batched_tokens=int(rng.choice([24, 64, 200])),
+        max_model_len=290,
+        encoder_cache_tokens=260,
+        max_pixels=256 * SIDE * SIDE,
+        encoder_graph_budgets=(20, 64, 256),
+        decoder_graphs=str(rng.choice(["decode", "full"])),
+        enable_prefix_caching=bool(rng.integers(2)),
+    )
+    arrivals = [str(name) for name in rng.choice(list(CASES), 24)]
+    alive: dict[str, str] = {}
+    tokens: dict[str, list[int]] = {}
+    num_compared = 0
+    while arrivals or engine.scheduler.has_work:
+        if arrivals and rng.random() < 0.4:
+            name = arrivals.pop()
+            alive[add(engine, name, request_id=f"{len(arrivals)} {name}")] = name
+        if alive and rng.random() < 0.03:
+            aborted = str(rng.choice(list(alive)))
+            engine.scheduler.abort(aborted)
+            del alive[aborted]
+        for output in engine.step():
+            assert output.error is None, output.error
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                assert tokens[output.request_id] == references[alive.pop(output.request_id)]
+                num_compared += 1
+    assert num_compared >= 12
+    assert not alive
+
+
+def test_engine_of_the_real_start_equals_transformers(
+    tiny_checkpoint: Path, references: dict[str, list[int]], add: Add, config: ModelConfig
+) -> None:
+    settings = EngineConfig(model=str(tiny_checkpoint), max_model_len=1024, max_num_seqs=4, num_threads=1)
+    engine = build_engine(settings)
+    for name in CASES:
+        token_ids, images = prompt_of(CASES[name], config)
+        request = Request(
+            request_id=name,
+            prompt_token_ids=token_ids,
+            images=images,
+            sampling=SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
+            arrival_time=0.0,
+        )
+        engine.add(request, CASES[name].images)
+    tokens: dict[str, list[int]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+    assert tokens == references
+    graphs = engine.stats().graphs
+    assert graphs["encoder"].hits == sum(len(case.images) for case in CASES.values())
+    assert graphs["decoder"].hits > 0
+
+
+def test_end_token_stops_a_request_and_is_not_given(
+    factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    engine = factory.build()
+    expected = references["one image"]
+    stop = next(token for token in expected[3:] if token not in expected[:3])
+    add(engine, "one image", stop_token_ids=(stop,))
+    assert engine.finish() == {"one image": expected[: expected.index(stop)]}
+
+
+def test_logprobs_of_greedy_tokens_are_the_likeliest(factory: EngineFactory, add: Add) -> None:
+    engine = factory.build()
+    add(engine, "one image", num_logprobs=3)
+    collected: list[tuple[int, object]] = []
+    while engine.scheduler.has_work:
+        for output in engine.step():
+            assert output.logprobs is not None
+            collected += zip(output.new_token_ids, output.logprobs, strict=True)
+    assert len(collected) == NUM_TOKENS
+    for token, logprobs in collected:
+        assert logprobs.top[0] == (token, logprobs.logprob)  # type: ignore[attr-defined]
+        assert len(logprobs.top) == 3  # type: ignore[attr-defined]
+
+
+def test_seeded_request_samples_the_same_in_any_company(factory: EngineFactory, add: Add) -> None:
+    def sampled(others: Sequence[str], **settings: object) -> list[int]:
+        engine = factory.build(**settings)
+        for name in others:
+            add(engine, name, temperature=1.0)
+        add(engine, "one image", request_id="seeded", temperature=0.8, top_p=0.9, seed=7)
+        return engine.finish()["seeded"]
+
+    alone = sampled([])
+    assert sampled(["text", "three images"]) == alone
+    assert sampled(["text", "thin image"], max_num_batched_tokens=16) == alone
+    assert len(set(alone)) > 4
