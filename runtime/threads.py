@@ -1,6 +1,6 @@
 """How the engine shares the cores with the server beside it. Imports no torch: the environment must be set before it.
 
-Measured on two cores, another process busy on one of them, a float32 model of 9.5 M parameters (a decode step at batch 1
+Measured on two cores, others busy on them, with a float32 model of 9.5 M parameters (a decode step at batch 1
 and 8, one 64-token picture, the whole start; milliseconds, the best and the middle of many):
 
     threads, waiting       batch 1        batch 8        picture      start
