@@ -1,22 +1,20 @@
-"""The engine: schedule, run, update. Knows no sockets, no HTTP and no text.
+"""The engine: schedule, run, update. Knows no sockets, no HTTP, no text, and of the executor only its outside.
 
-Errors stop here for the engine's part: a step that raises ends the requests of that step, and the others go on.
+One of the three walls at which errors are caught: a step that raises ends the requests of that step, the others live.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.executor.encoder_runner import EncoderRunner
-from runtime.executor.graphs import GraphCounter
-from runtime.executor.model_runner import ModelRunner
 from runtime.request import Request, RequestOutput
-from runtime.scheduler.output import StepResult
+from runtime.scheduler.output import SchedulerOutput, StepResult
 from runtime.scheduler.scheduler import Scheduler
-from runtime.stats import EngineInfo, EngineStats
+from runtime.stats import EngineInfo, EngineStats, GraphCounts, GraphFamily
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +22,74 @@ log = logging.getLogger(__name__)
 READING_SECONDS = 2.0
 
 
+class EngineFatalError(Exception):
+    """The device or the engine is beyond use: no request can be served any more, and the process must end."""
+
+
+class Runner(Protocol):
+    """The executor as the engine sees it."""
+
+    def add(self, request: Request, pixels: Sequence[NDArray[np.uint8]]) -> None:
+        """Keeps a request until `remove`, or until a step says that it ended.
+
+        Raises:
+            ValueError: the request cannot be served.
+        """
+        ...
+
+    def remove(self, request_id: str) -> None:
+        """Forgets a request; an unknown one is no error."""
+        ...
+
+    def run(self, output: SchedulerOutput) -> StepResult:
+        """Does one step.
+
+        Raises:
+            EngineFatalError: nothing can be run any more. Anything else that it raises ends this step's requests only.
+        """
+        ...
+
+
+class EncoderCounts(Protocol):
+    """What the encoder did since the start."""
+
+    @property
+    def num_images(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_batches(self) -> int: ...
+    @property
+    def encode_seconds(self) -> float: ...
+
+
+class GraphCounter(Protocol):
+    """A graph set as those see it who only read its counts."""
+
+    @property
+    def family(self) -> GraphFamily: ...
+    @property
+    def counts(self) -> GraphCounts: ...
+
+
 class Engine:
-    """Requests in, outputs out, one step at a time. Made by `runtime.startup.build_engine`."""
+    """Requests in, outputs out, one step at a time. Made by `runtime.startup.build_engine`.
+
+    Args:
+        scheduler, runner: who decides, and who does.
+        info: what the engine says of itself.
+        encoder, graphs, read_unplanned_bytes: where a snapshot takes the executor's numbers from.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: ModelRunner,
+        runner: Runner,
         info: EngineInfo,
         *,
-        encoder: EncoderRunner,
-        graphs: Sequence[GraphCounter],
-        read_unplanned_bytes: Callable[[], int],
+        encoder: EncoderCounts | None = None,
+        graphs: Sequence[GraphCounter] = (),
+        read_unplanned_bytes: Callable[[], int] | None = None,
     ) -> None:
         self.info = info
         self._scheduler = scheduler
@@ -46,6 +100,7 @@ class Engine:
         self._unplanned_bytes = info.memory.unplanned_bytes
         self._read_at = time.monotonic()
         self._num_steps = 0
+        self._num_failed_steps = 0
         self._step_seconds = 0.0
 
     @property
@@ -53,11 +108,16 @@ class Engine:
         """Whether a request waits or runs."""
         return self._scheduler.has_work
 
+    @property
+    def num_failed_steps(self) -> int:
+        """Steps that raised and so ended all their requests."""
+        return self._num_failed_steps
+
     def add(self, request: Request, pixels: Sequence[NDArray[np.uint8]]) -> None:
         """Takes a request; its outputs come from `step`.
 
         Args:
-            pixels: one array [height, width, 3] for each of `request.images`, in order.
+            pixels: uint8 [height, width, 3], one for each of `request.images`, in order.
 
         Raises:
             ValueError: the request can never be served, is malformed, or its id is in use.
@@ -65,7 +125,7 @@ class Engine:
         self._scheduler.add(request)
         try:
             self._runner.add(request, pixels)
-        except ValueError:
+        except BaseException:
             self._scheduler.abort(request.request_id)
             raise
 
@@ -75,37 +135,56 @@ class Engine:
         self._runner.remove(request_id)
 
     def step(self) -> list[RequestOutput]:
-        """One step: what it added to each request."""
+        """One step: what it added to each request.
+
+        Raises:
+            EngineFatalError: the engine is beyond use.
+        """
         started = time.perf_counter()
         output = self._scheduler.schedule()
-        if output.is_empty:
-            return self._scheduler.update(output, StepResult(tokens={}, failed={}))
-        try:
-            outputs = self._scheduler.update(output, self._runner.run(output))
-        except Exception as error:  # this step's requests fail, the others live
-            log.exception("step failed", extra={"requests": [part.request_id for part in output.requests]})
-            outputs = self._scheduler.fail_step(output, f"{type(error).__name__}: {error}")
-        for ended in outputs:
-            if ended.finish_reason is not None:  # at once, not with the next step: pictures are large
-                self._runner.remove(ended.request_id)
-        self._num_steps += 1
+        outputs = self._run(output)
+        self._forget_finished(outputs)
         self._step_seconds += time.perf_counter() - started
         return outputs
 
     def stats(self) -> EngineStats:
         """A snapshot of everything that is counted."""
-        if time.monotonic() - self._read_at >= READING_SECONDS:
-            self._unplanned_bytes = self._read_unplanned_bytes()
-            self._read_at = time.monotonic()
         stats = EngineStats(
-            unplanned_bytes=self._unplanned_bytes,
+            unplanned_bytes=self._recent_unplanned_bytes(),
             num_steps=self._num_steps,
             step_seconds=self._step_seconds,
-            num_images_encoded=self._encoder.num_images,
-            num_image_tokens_encoded=self._encoder.num_tokens,
-            encode_seconds=self._encoder.encode_seconds,
-            encode_batches=self._encoder.num_batches,
             graphs={graphs.family: graphs.counts for graphs in self._graphs},
         )
         self._scheduler.write_stats(stats)
+        if self._encoder is not None:
+            stats.num_images_encoded = self._encoder.num_images
+            stats.num_image_tokens_encoded = self._encoder.num_tokens
+            stats.encode_batches = self._encoder.num_batches
+            stats.encode_seconds = self._encoder.encode_seconds
         return stats
+
+    def _run(self, output: SchedulerOutput) -> list[RequestOutput]:
+        if output.is_empty:
+            return self._scheduler.update(output, StepResult(tokens={}, failed={}))
+        self._num_steps += 1
+        try:
+            result = self._runner.run(output)
+        except EngineFatalError:
+            raise
+        except Exception as error:
+            self._num_failed_steps += 1
+            log.exception("a step failed", extra={"request_ids": [part.request_id for part in output.requests]})
+            return self._scheduler.fail_step(output, f"the step failed: {type(error).__name__}")
+        return self._scheduler.update(output, result)
+
+    def _forget_finished(self, outputs: list[RequestOutput]) -> None:
+        """The executor lets go of pixels now, not with the next step: there may be none for hours."""
+        for request_output in outputs:
+            if request_output.finish_reason is not None:
+                self._runner.remove(request_output.request_id)
+
+    def _recent_unplanned_bytes(self) -> int:
+        if self._read_unplanned_bytes is not None and time.monotonic() - self._read_at >= READING_SECONDS:
+            self._unplanned_bytes = self._read_unplanned_bytes()
+            self._read_at = time.monotonic()
+        return self._unplanned_bytes

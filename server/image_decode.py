@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from runtime.processing.image_processor import SideRatioError, check_side_ratio, image_hash, resize
 
@@ -23,6 +23,17 @@ ImageErrorCode = Literal["invalid_image", "image_too_large", "unsupported_image_
 UNSUPPORTED = "the image's format is not supported; send PNG, JPEG, WEBP, GIF or BMP"
 NOT_AN_IMAGE = "the data is not an image"
 DAMAGED = "the image is damaged or cut off"
+
+# What undoes each EXIF orientation (TIFF 6.0, tag 274); 1 is upright.
+_ORIENTATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 # Beginnings of files of known kinds that are not served, to tell them from rubbish.
 _UNSUPPORTED_SIGNATURES = (
@@ -109,7 +120,7 @@ def _decode(data: bytes, options: DecodeOptions) -> DecodedImage:
         except SideRatioError as error:
             raise ImageError("invalid_image", str(error)) from None
         image.load()
-        upright = to_rgb(ImageOps.exif_transpose(image))
+        upright = to_rgb(_turn_upright(image))
     pixels = resize(upright, factor=options.factor, min_pixels=options.min_pixels, max_pixels=options.max_pixels)
     return DecodedImage(
         pixels=pixels,
@@ -120,6 +131,15 @@ def _decode(data: bytes, options: DecodeOptions) -> DecodedImage:
     )
 
 
+def _turn_upright(image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # metadata that cannot be read turns nothing; the picture itself is sound
+        return image
+    method = _ORIENTATIONS.get(orientation) if isinstance(orientation, int) else None
+    return image if method is None else image.transpose(method)
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
     """The picture in 8-bit RGB as a person sees it on a white page.
 
@@ -128,6 +148,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """
     if image.mode.startswith("I"):
         return _grey16_to_rgb(image)
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image  # spares large photographs a copy
     if image.has_transparency_data:
         colours = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours).convert("RGB")
@@ -154,5 +176,5 @@ def _unidentified(data: bytes) -> ImageError:
 
 
 def _too_large(options: DecodeOptions, size: tuple[int, int] | None = None) -> ImageError:
-    given = f"{size[0]}x{size[1]} = {size[0] * size[1]} pixels" if size else "too large"
+    given = f"{size[0]} x {size[1]} = {size[0] * size[1]} pixels" if size else "too large"
     return ImageError("image_too_large", f"the image is {given}; at most {options.max_source_pixels} are accepted")

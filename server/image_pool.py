@@ -67,6 +67,7 @@ class ImagePool:
         """
         self._workers = [_Worker() for _ in range(num_workers or default_num_workers())]
         self._timeout_seconds = timeout_seconds
+        self._is_closed = False
         self._threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="image-worker")
         self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in self._workers:
@@ -96,6 +97,9 @@ class ImagePool:
         """
         header = {"num_bytes": len(payload), "encoding": encoding, "max_bytes": max_bytes, **asdict(options)}
         worker = await self._idle.get()
+        if self._is_closed:
+            self._idle.put_nowait(worker)  # for the next who waits, to learn the same
+            raise ImagePoolClosedError
         job = asyncio.get_running_loop().run_in_executor(self._threads, worker.decode, header, payload)
 
         def release(done: asyncio.Future[LoadedImage]) -> None:
@@ -114,7 +118,8 @@ class ImagePool:
             ) from None
 
     async def close(self) -> None:
-        """Ends the workers; pictures in flight fail. Safe to call twice."""
+        """Ends the workers; pictures in flight or waiting fail. Safe to call twice."""
+        self._is_closed = True
         for worker in self._workers:
             worker.close()
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)

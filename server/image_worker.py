@@ -15,7 +15,7 @@ import sys
 import time
 from typing import IO, Any
 
-from server.data_url import DataUrlError, decode_base64
+from server.data_url import DataTooLargeError, DataUrlError, decode_base64
 from server.image_decode import DecodedImage, DecodeOptions, ImageError, decode
 
 _LENGTH = struct.Struct("!I")
@@ -54,6 +54,8 @@ def answer(header: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], byte
         data = decode_base64(payload, max_bytes=header["max_bytes"]) if header["encoding"] == "base64" else payload
         options = DecodeOptions(**{name: header[name] for name in DecodeOptions.__dataclass_fields__})
         image = decode(data, options)
+    except DataTooLargeError as error:
+        return _refusal("image_too_large", str(error)), b""
     except DataUrlError as error:
         return _refusal("invalid_image_url", str(error)), b""
     except ImageError as error:

@@ -136,19 +136,18 @@ def fill_batch(
     num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
     slot_B = np.array([running.slot for running, _ in step], dtype=np.int64)
     start_B = np.array([part.num_computed_tokens for _, part in step], dtype=np.int64)
-    count_B = np.array([part.num_scheduled_tokens for _, part in step], dtype=np.int64)
-    end_B = start_B + count_B
     padded_tokens, padded_seqs = _padded_sizes(num_tokens, num_seqs, padding)
-    query_start_loc = np.zeros(padded_seqs + 1, dtype=np.int32)
-    np.cumsum(count_B, out=query_start_loc[1 : num_seqs + 1])
-    seq_lens = np.empty(padded_seqs, dtype=np.int32)
-    seq_lens[:num_seqs] = end_B
-
+    query_start_loc = np.arange(padded_seqs + 1, dtype=np.int32)
     if num_tokens == num_seqs:
-        slot_T, index_T = slot_B, start_B
+        slot_T, index_T, end_B = slot_B, start_B, start_B + 1
     else:
+        count_B = np.array([part.num_scheduled_tokens for _, part in step], dtype=np.int64)
+        end_B = start_B + count_B
+        np.cumsum(count_B, out=query_start_loc[1 : num_seqs + 1])
         slot_T = np.repeat(slot_B, count_B)
         index_T = np.arange(num_tokens) + np.repeat(start_B - query_start_loc[:num_seqs], count_B)
+    seq_lens = np.empty(padded_seqs, dtype=np.int32)
+    seq_lens[:num_seqs] = end_B
     block_T, offset_T = np.divmod(index_T, buffers.block_size)
     buffers.token_ids_T.host[:num_tokens] = slots.token_ids_NL[slot_T, index_T]
     buffers.positions_3T.host[:, :num_tokens] = slots.positions_3NL[:, slot_T, index_T]

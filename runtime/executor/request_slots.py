@@ -29,9 +29,14 @@ class RunningRequest:
     seed: int
     # Grows with the output.
     output_token_ids: list[int] = field(default_factory=list)
+    # Index after the last placeholder token: no image is read from there on.
+    image_tokens_end: int = field(init=False)
     # Set by `RequestSlots`.
     slot: int | None = None
     block_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.image_tokens_end = self.request.images[-1].placeholder.end if self.request.images else 0
 
     @property
     def request_id(self) -> str:
@@ -41,11 +46,6 @@ class RunningRequest:
     def num_tokens(self) -> int:
         """Known tokens, prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-    @property
-    def image_tokens_end(self) -> int:
-        """Index after the last placeholder token: no image is read from there on."""
-        return self.request.images[-1].placeholder.end if self.request.images else 0
 
     def images_within(self, start: int, end: int) -> list[tuple[int, ImageInput]]:
         """The images, with their indices, that have placeholder tokens in `start .. end`."""

@@ -24,7 +24,7 @@ from runtime.request import TokenLogprobs
 # What stands for the logarithm of nothing, so that no infinity and no NaN reaches JSON (vLLM's value).
 MIN_LOGPROB = -9999.0
 
-# Top-p first looks at so many likeliest tokens: sorting 4,096 logits takes 245 us a row on a CPU, finding 64 takes 8.
+# Top-p first looks at so many likeliest tokens: sorting eight rows of 4,096 logits takes 335 us on a CPU, these 90.
 _HEAD_SIZE = 256
 
 
@@ -52,6 +52,8 @@ class Sampler:
             steps: how many output tokens each sequence has already.
         """
         if self._rows.is_plain[rows].all():
+            if self._rows.device.type == "cpu":
+                return _greedy_on_host(logits_SV.numpy())
             peak_S, next_tokens_S = logits_SV.max(dim=-1)  # of equal logits the lowest id, as torch documents
             return _unpack(_pack(next_tokens_S, peak_S), num_logprobs=None)
         wanted = self._rows.num_logprobs[rows]
@@ -166,10 +168,7 @@ def _threshold(scaled_SV: Tensor, head_size: int, top_k_S1: Tensor, top_p_S1: Te
     """The lowest logit [S, 1] that top-k and top-p keep, seen from the `head_size` largest, and whether these were
     enough to tell [S, 1]. A `top_k` of V and a `top_p` of 1 do nothing. Top-p counts what top-k left as the whole."""
     vocab_size = scaled_SV.shape[-1]
-    if head_size == vocab_size:
-        head_SK = torch.sort(scaled_SV, dim=-1, descending=True).values
-    else:
-        head_SK = scaled_SV.topk(head_size, dim=-1).values
+    head_SK = _sorted(scaled_SV) if head_size == vocab_size else scaled_SV.topk(head_size, dim=-1).values
     has_top_k_S1 = top_k_S1 < vocab_size
     ranks_K = torch.arange(head_size, device=head_SK.device)
     head_SK = head_SK.masked_fill(ranks_K >= top_k_S1, float("-inf"))
@@ -183,6 +182,20 @@ def _threshold(scaled_SV: Tensor, head_size: int, top_k_S1: Tensor, top_p_S1: Te
     has_neither_S1 = ~has_top_k_S1 & (top_p_S1 >= 1)
     threshold_S1 = head_SK.gather(1, num_kept_S1 - 1).masked_fill(has_neither_S1, float("-inf"))
     return threshold_S1, has_top_k_S1 | has_neither_S1 | (cumulative_SK[:, -1:] >= top_p_S1)
+
+
+def _sorted(scaled_SV: Tensor) -> Tensor:
+    """Each row's values, largest first. On a CPU NumPy's sort takes a fifth of torch's time (4,096 logits: 42 us)."""
+    if scaled_SV.device.type == "cpu":
+        return torch.from_numpy(-np.sort(-scaled_SV.numpy(), axis=-1))
+    return torch.sort(scaled_SV, dim=-1, descending=True).values
+
+
+def _greedy_on_host(logits_SV: NDArray[np.float32]) -> SampledBatch:
+    """The likeliest tokens where logits are in the host's memory: nothing to pack, nothing to copy."""
+    next_tokens = logits_SV.argmax(axis=-1)  # of equal logits the lowest id, as NumPy documents
+    peaks = logits_SV[np.arange(len(logits_SV)), next_tokens]
+    return SampledBatch(token_ids=next_tokens.tolist(), is_valid=np.isfinite(peaks).tolist(), logprobs=None)
 
 
 def _logprobs(logits_SV: Tensor, next_tokens_S: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

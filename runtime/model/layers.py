@@ -177,13 +177,18 @@ def inverse_frequencies(dim: int, theta: float, *, device: torch.device) -> Tens
 
 
 def rotary_tables(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """Float32 [..., D / 2] -> cosines and signed sines [..., D] of a rotation of the pairs (i, i + D / 2)."""
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    """Float32 [..., D / 2] -> cosines [..., D] and sines [..., D / 2] of a rotation of the pairs (i, i + D / 2)."""
+    cos = angles.cos()
+    return torch.cat((cos, cos), dim=-1), angles.sin()
 
 
-def apply_rotary(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates x [..., D] by tables that broadcast to it, in float32; gives x's type."""
     wide = x.float()
-    swapped = wide.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(wide * cos, swapped, signed_sin).to(x.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    # One result and no other temporary: on a CPU, fresh pages cost more than the arithmetic (docs/decisions.md).
+    rotated = wide * cos
+    rotated_first, rotated_second = rotated.chunk(2, dim=-1)
+    rotated_first.addcmul_(second, sin, value=-1)
+    rotated_second.addcmul_(first, sin)
+    return rotated.to(x.dtype)

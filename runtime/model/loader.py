@@ -80,7 +80,7 @@ def load_model(
         config.vision,
         processor or read_processor_config(directory),
         encoder_attention or SdpaEncoderAttention(),
-        mlp_multiple=1 if device.type == "cpu" else CUDA_MLP_MULTIPLE,
+        mlp_multiple=mlp_multiple(device),
         **place,
     )
     text = kind.text(config.text, **place) if parts == "all" else None
@@ -95,6 +95,11 @@ def load_model(
 
     _fill(targets, directory, kind.published_name, is_wanted)
     return LoadedModel(vision=vision, text=text)
+
+
+def mlp_multiple(device: torch.device) -> int:
+    """What the width of the encoder's MLP is padded to a multiple of."""
+    return 1 if device.type == "cpu" else CUDA_MLP_MULTIPLE
 
 
 def _fill(

@@ -122,13 +122,13 @@ class VisionEncoder(nn.Module):
 
         positions = _permute(inputs.position_ids_P2, window_index)
         angles = (positions.float().unsqueeze(-1) * self.inverse_frequencies).flatten(1)
-        cos, signed_sin = rotary_tables(angles[:, None, None, :])
+        cos, sin = rotary_tables(angles[:, None, None, :])
 
         full = self.attention.prepare(inputs.full)
         windows = self.attention.prepare(inputs.windows)
         for index, block in enumerate(self.blocks):
             prepared = full if index in self.config.fullatt_block_indexes else windows
-            hidden_PD = block.forward(hidden_PD, (cos, signed_sin), self.attention, prepared)
+            hidden_PD = block.forward(hidden_PD, (cos, sin), self.attention, prepared)
         return self.merger.forward(hidden_PD).index_select(0, inputs.reverse_index_T)
 
     def targets(self, prefix: str) -> WeightTargets:

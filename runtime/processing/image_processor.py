@@ -32,7 +32,7 @@ def check_side_ratio(height: int, width: int) -> None:
     """
     if max(height, width) > MAX_SIDE_RATIO * min(height, width):
         raise SideRatioError(
-            f"the image is {width}x{height} pixels; its longer side may be at most {MAX_SIDE_RATIO} times the shorter"
+            f"the image is {width} x {height} pixels; its longer side may be at most {MAX_SIDE_RATIO} times the shorter"
         )
 
 

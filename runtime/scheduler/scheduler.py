@@ -307,7 +307,6 @@ class Scheduler:
         it is computed again as if it were prompt."""
         self._release(state)
         state.num_computed_tokens = 0
-        state.num_named_blocks = 0
         self._waiting.appendleft(state)
         self._num_preemptions += 1
 

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from runtime.checkpoint import ModelConfig, read_model_config, read_processor_config
+from runtime.config import EngineConfig
 from runtime.request import ImageInput, PlaceholderRange, Request, SamplingParams
+from runtime.startup import build_engine
 from tests.integration.in_process_engine import EngineFactory, InProcessEngine
 
 NUM_TOKENS = 16
@@ -365,6 +367,72 @@ def test_graph_buckets_padded_and_exact_give_the_same(
         assert engine.finish() == expect(references, names)
     assert padded.decoder_graphs.counts.padded_tokens > 0
     assert exact.decoder_graphs.counts.padded_tokens == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_everything_at_once_with_aborts(
+    seed: int, factory: EngineFactory, references: dict[str, list[int]], add: Add
+) -> None:
+    """Few blocks, a small encoder cache, small chunks, graphs, arrivals and aborts in the middle of all."""
+    rng = np.random.default_rng(seed)
+    engine = factory.build(
+        enforce_eager=False,
+        num_blocks=1 + 110,
+        block_size=int(rng.choice([3, 4, 8])),
+        max_num_seqs=5,
+        max_num_batched_tokens=int(rng.choice([24, 64, 200])),
+        max_model_len=290,
+        encoder_cache_tokens=260,
+        max_pixels=256 * SIDE * SIDE,
+        encoder_graph_budgets=(20, 64, 256),
+        decoder_graphs=str(rng.choice(["decode", "full"])),
+        enable_prefix_caching=bool(rng.integers(2)),
+    )
+    arrivals = [str(name) for name in rng.choice(list(CASES), 24)]
+    alive: dict[str, str] = {}
+    tokens: dict[str, list[int]] = {}
+    num_compared = 0
+    while arrivals or engine.scheduler.has_work:
+        if arrivals and rng.random() < 0.4:
+            name = arrivals.pop()
+            alive[add(engine, name, request_id=f"{len(arrivals)} {name}")] = name
+        if alive and rng.random() < 0.03:
+            aborted = str(rng.choice(list(alive)))
+            engine.scheduler.abort(aborted)
+            del alive[aborted]
+        for output in engine.step():
+            assert output.error is None, output.error
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.finish_reason is not None:
+                assert tokens[output.request_id] == references[alive.pop(output.request_id)]
+                num_compared += 1
+    assert num_compared >= 12
+    assert not alive
+
+
+def test_engine_of_the_real_start_equals_transformers(
+    tiny_checkpoint: Path, references: dict[str, list[int]], add: Add, config: ModelConfig
+) -> None:
+    settings = EngineConfig(model=str(tiny_checkpoint), max_model_len=1024, max_num_seqs=4, num_threads=1)
+    engine = build_engine(settings)
+    for name in CASES:
+        token_ids, images = prompt_of(CASES[name], config)
+        request = Request(
+            request_id=name,
+            prompt_token_ids=token_ids,
+            images=images,
+            sampling=SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True),
+            arrival_time=0.0,
+        )
+        engine.add(request, CASES[name].images)
+    tokens: dict[str, list[int]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+    assert tokens == references
+    graphs = engine.stats().graphs
+    assert graphs["encoder"].hits == sum(len(case.images) for case in CASES.values())
+    assert graphs["decoder"].hits > 0
 
 
 def test_end_token_stops_a_request_and_is_not_given(

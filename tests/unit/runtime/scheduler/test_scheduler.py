@@ -420,11 +420,13 @@ def test_a_preempted_request_lets_go_of_its_pictures() -> None:
 
 
 def test_a_request_waits_until_all_that_is_known_of_it_fits() -> None:
-    target = scheduler(num_blocks=9, max_num_batched_tokens=16)
-    target.add(request("a", 16, max_tokens=3))
+    target = scheduler(num_blocks=9, max_num_batched_tokens=12)
+    target.add(request("a", 16, max_tokens=1))
     target.add(request("b", range(200, 220), max_tokens=2))
     step(target)
-    assert parts(step(target)[0]) == [("a", 16, 1)]
+    # Four blocks are free and the next chunk of "b" would take two, but its prompt needs five.
+    assert parts(step(target)[0]) == [("a", 12, 4)]
+    assert parts(step(target)[0]) == [("b", 0, 12)]
 
 
 # --- Pictures

@@ -1,0 +1,217 @@
+"""Compares this server with its peers on a CPU: same random checkpoint, same requests, in turn, interleaved by rounds.
+
+    python -m benchmarks.compare_cpu --rounds 3
+
+Each server runs from a virtual environment of its own, made on the first run under `.venv-peers/`. Medians over the
+rounds go to `benchmarks/results/compare-cpu.json`; `benchmarks.readme_table` makes the README's table of it.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.checkpoint_factory import build_checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULT = ROOT / "benchmarks" / "results" / "compare-cpu.json"
+READY_SECONDS = 180
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One kind of load: every request asks for 32 greedy tokens, streamed."""
+
+    name: str
+    concurrency: int
+    has_image: bool
+    num_requests: int
+
+
+SCENARIOS = (
+    Scenario(name="image-1", concurrency=1, has_image=True, num_requests=24),
+    Scenario(name="image-8", concurrency=8, has_image=True, num_requests=64),
+    Scenario(name="text-1", concurrency=1, has_image=False, num_requests=24),
+    Scenario(name="text-8", concurrency=8, has_image=False, num_requests=64),
+)
+
+
+def peer_python(name: str, packages: list[str]) -> Path:
+    """The Python of a peer's own virtual environment, which is made if it is not there."""
+    folder = ROOT / ".venv-peers" / name
+    python = folder / "bin" / "python"
+    if not (folder / ".installed").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
+        subprocess.run([*pip, *packages], check=True)
+        (folder / ".installed").touch()
+    return python
+
+
+def command_of(server: str, checkpoint: Path, port: int) -> list[str]:
+    """How to start a server on the checkpoint."""
+    if server == "fovea":
+        return [
+            sys.executable,
+            "-m",
+            "server",
+            "serve",
+            str(checkpoint),
+            "--port",
+            str(port),
+            "--max-model-len",
+            "2048",
+        ]
+    python = peer_python("transformers", ["torch==2.13.0", "transformers[serving]==5.24.0", "pillow", "accelerate"])
+    transformers = str(python.parent / "transformers")
+    return [transformers, "serve", str(checkpoint), "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+
+
+@contextmanager
+def running(server: str, checkpoint: Path, log: Path) -> Iterator[tuple[str, float, subprocess.Popen[bytes]]]:
+    """Starts a server; gives its address, the seconds until it was ready, and its process; ends it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = command_of(server, checkpoint, port)
+    started = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=env, cwd=ROOT, start_new_session=True)
+        try:
+            wait_ready(url, process, log)
+            yield url, time.monotonic() - started, process
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Polls `/health` until it answers 200.
+
+    Raises:
+        RuntimeError: the server ended, or was not ready in time; the message has the end of its log.
+    """
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.05)
+    raise RuntimeError(f"{' '.join(map(str, process.args))} did not become ready:\n{log.read_text()[-2000:]}")  # type: ignore[arg-type]
+
+
+def resident_bytes(process: subprocess.Popen[bytes]) -> int:
+    """Proportional set size of the server's whole session of processes, so that shared pages count once."""
+    total = 0
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            if os.getsid(int(folder.name)) == process.pid:
+                rollup = (folder / "smaps_rollup").read_text()
+                total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) << 10
+        except (OSError, StopIteration):
+            continue
+    return total
+
+
+def measure(url: str, model: str, scenario: Scenario, seed: int) -> dict[str, Any]:
+    """Runs the load generator in a process of its own, at real-time priority where that is allowed."""
+    command = [sys.executable, "-m", "server", "bench", "serve", "--url", url, "--model", model]
+    command += ["--requests", str(scenario.num_requests), "--concurrency", str(scenario.concurrency)]
+    command += [
+        "--max-tokens",
+        "32",
+        "--seed",
+        str(seed),
+        *(["--image", "224x224"] if scenario.has_image else ["--no-image"]),
+    ]
+    if shutil.which("chrt") and os.geteuid() == 0:
+        command = ["chrt", "-r", "1", *command]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of each number over the rounds."""
+    numbers = {k for row in rows for k, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {key: statistics.median(row[key] for row in rows) for key in sorted(numbers)}
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "",
+    )
+    return {"processor": model or platform.processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--servers", nargs="+", default=["fovea", "transformers"], choices=["fovea", "transformers"])
+    parser.add_argument("--output", type=Path, default=RESULT)
+    args = parser.parse_args()
+
+    seen: dict[str, dict[str, list[dict[str, Any]]]] = {server: {} for server in args.servers}
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = build_checkpoint(Path(folder) / "bench-checkpoint", size="bench")
+        for round_index in range(args.rounds):
+            for server in args.servers:
+                with running(server, checkpoint, Path(folder) / f"{server}.log") as (url, ready_seconds, process):
+                    for scenario in SCENARIOS:
+                        measure(
+                            url,
+                            str(checkpoint),
+                            Scenario(**{**vars(scenario), "num_requests": scenario.concurrency}),
+                            1000,
+                        )
+                        row = measure(url, str(checkpoint), scenario, seed=round_index)
+                        seen[server].setdefault(scenario.name, []).append(row)
+                        rate = row["requests_per_second"]
+                        print(f"round {round_index + 1}  {server:14} {scenario.name:8} {rate:.2f} req/s", flush=True)
+                    resident = resident_bytes(process)
+                    start = {"ready_seconds": ready_seconds, "resident_bytes": resident}
+                    seen[server].setdefault("start", []).append(start)
+
+    result = {
+        "benchmark": "compare_cpu",
+        "commit": subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip(),
+        "command": f"python -m benchmarks.compare_cpu --rounds {args.rounds}",
+        "machine": machine(),
+        "rounds": args.rounds,
+        "servers": {name: {key: medians(rows) for key, rows in by_name.items()} for name, by_name in seen.items()},
+    }
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

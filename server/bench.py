@@ -1,0 +1,207 @@
+"""Load on any server with OpenAI's chat API: streamed requests, a table, and one line of JSON at the end.
+
+Knows the wire only. Pictures are seeded noise, each one different, so that no cache helps.
+"""
+
+import argparse
+import asyncio
+import base64
+import io
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from server.plan import table
+from server.sse import parse_event
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """What one request gave; times in seconds. `error` is a status or the kind of an exception."""
+
+    start: float
+    first: float | None = None
+    end: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    num_chunks: int = 0
+    num_output_tokens: int | None = None
+    num_prompt_tokens: int = 0
+    error: str | None = None
+
+
+async def measure_load(arguments: argparse.Namespace) -> int:
+    """Runs the load and prints the result; the exit code is 1 if any request failed."""
+    headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
+    limits = httpx.Limits(max_connections=arguments.concurrency, max_keepalive_connections=arguments.concurrency)
+    url = arguments.url.rstrip("/").removesuffix("/v1")
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, limits=limits, timeout=arguments.timeout, trust_env=False
+    ) as client:
+        model = arguments.model or (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
+        bodies = request_bodies(arguments, model)
+        await run_all(client, bodies[: arguments.warmup], arguments.concurrency)
+        start = time.perf_counter()
+        samples = await run_all(client, bodies[arguments.warmup :], arguments.concurrency)
+        seconds = time.perf_counter() - start
+    result = summary(samples, seconds)
+    result.update(
+        {
+            "concurrency": arguments.concurrency,
+            "image": [f"{width}x{height}" for width, height in arguments.image],
+            "images_per_request": arguments.images_per_request if arguments.image else 0,
+            "max_tokens": arguments.max_tokens,
+            "model": model,
+            "seed": arguments.seed,
+        }
+    )
+    print_result(result)
+    return 1 if result["errors"] else 0
+
+
+def request_bodies(arguments: argparse.Namespace, model: str) -> list[bytes]:
+    """All bodies, made before the clock runs."""
+    generator = random.Random(arguments.seed)
+    bodies = []
+    for index in range(arguments.warmup + arguments.requests):
+        content: Any = arguments.text
+        if arguments.image:
+            width, height = arguments.image[index % len(arguments.image)]
+            content = [
+                {"type": "image_url", "image_url": {"url": noise_url(generator, width, height)}}
+                for _ in range(arguments.images_per_request)
+            ]
+            content.append({"type": "text", "text": arguments.text})
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": arguments.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if arguments.ignore_eos:
+            body["ignore_eos"] = True
+        bodies.append(json.dumps(body).encode())
+    return bodies
+
+
+def noise_url(generator: random.Random, width: int, height: int) -> str:
+    """A data URL of a PNG whose pixels are noise."""
+    from PIL import Image
+
+    image = Image.frombytes("RGB", (width, height), generator.randbytes(3 * width * height))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+async def run_all(client: httpx.AsyncClient, bodies: list[bytes], concurrency: int) -> list[Sample]:
+    """Keeps `concurrency` requests in flight until all are done."""
+    waiting = iter(bodies)
+    samples: list[Sample] = []
+
+    async def worker() -> None:
+        for body in waiting:
+            sample = await run_one(client, body)
+            samples.append(sample)
+
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    return samples
+
+
+async def run_one(client: httpx.AsyncClient, body: bytes) -> Sample:
+    sample = Sample(start=time.perf_counter())
+    try:
+        async with client.stream(
+            "POST", "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+        ) as response:
+            if response.status_code != 200:
+                sample.error = str(response.status_code)
+                await response.aread()
+            else:
+                await read_stream(response, sample)
+    except httpx.HTTPError as error:
+        sample.error = type(error).__name__
+    sample.end = time.perf_counter()
+    if sample.error is None and sample.first is None:
+        sample.error = "no output"
+    return sample
+
+
+async def read_stream(response: httpx.Response, sample: Sample) -> None:
+    """Reads events; the time of a chunk is when its bytes came."""
+    rest = b""
+    last: float | None = None
+    async for block in response.aiter_raw():
+        now = time.perf_counter()
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            event = parse_event(line.decode(errors="replace").rstrip("\r"))
+            if event is None:
+                continue
+            if "error" in event:
+                sample.error = "error event"
+                continue
+            if usage := event.get("usage"):
+                sample.num_output_tokens = usage["completion_tokens"]
+                sample.num_prompt_tokens = usage["prompt_tokens"]
+            if any(choice.get("delta", {}).get("content") for choice in event.get("choices", ())):
+                sample.num_chunks += 1
+                if last is None:
+                    sample.first = now
+                else:
+                    sample.gaps.append(now - last)
+                last = now
+
+
+def summary(samples: list[Sample], seconds: float) -> dict[str, Any]:
+    """Figures of one run; times in milliseconds."""
+    good = [sample for sample in samples if sample.error is None]
+    num_output_tokens = sum(
+        sample.num_chunks if sample.num_output_tokens is None else sample.num_output_tokens for sample in good
+    )
+    errors: dict[str, int] = {}
+    for sample in samples:
+        if sample.error is not None:
+            errors[sample.error] = errors.get(sample.error, 0) + 1
+    return {
+        "requests": len(samples),
+        "errors": sum(errors.values()),
+        "errors_by_kind": errors,
+        "seconds": round(seconds, 3),
+        "requests_per_second": round(len(good) / seconds, 3),
+        "output_tokens_per_second": round(num_output_tokens / seconds, 1),
+        "output_tokens": num_output_tokens,
+        "prompt_tokens": sum(sample.num_prompt_tokens for sample in good),
+        "ttft_ms": percentiles([sample.first - sample.start for sample in good if sample.first is not None]),
+        "itl_ms": percentiles([gap for sample in good for gap in sample.gaps]),
+        "e2e_ms": percentiles([sample.end - sample.start for sample in good]),
+    }
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """The mean and the nearest-rank percentiles, in milliseconds; empty without values."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    found = {f"p{p}": ordered[max(0, -(-len(ordered) * p // 100) - 1)] for p in PERCENTILES}
+    return {name: round(value * 1000, 2) for name, value in {"mean": sum(seconds) / len(seconds), **found}.items()}
+
+
+def print_result(result: dict[str, Any]) -> None:
+    names = ("requests", "errors", "seconds", "requests_per_second", "output_tokens_per_second", "prompt_tokens")
+    print(table(("figure", "value"), [(name, str(result[name])) for name in names]))
+    rows = [
+        (name, *(str(result[key].get(column, "-")) for column in ("mean", "p50", "p90", "p99")))
+        for name, key in (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("E2E", "e2e_ms"))
+    ]
+    print()
+    print(table(("ms", "mean", "p50", "p90", "p99"), rows))
+    print()
+    print(json.dumps(result))

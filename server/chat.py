@@ -1,0 +1,284 @@
+"""One chat request's life between the wire and the engine: checks, prompt, engine requests, and one stream of chunks.
+
+Knows no HTTP. Streaming prints the chunks, not streaming folds them: there is one generator for both.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from runtime.client import EngineClient
+from runtime.processing.detokenizer import Detokenizer
+from runtime.processing.tokenizer import Tokenizer
+from runtime.request import Request, RequestOutput
+from server.completion import Chunk, Usage, logprob_entries
+from server.errors import InternalServerError, ModelNotFoundError, QueueFullError, context_length
+from server.metrics import Metrics
+from server.prompts import PreparedPrompt, PromptPreparer
+from server.sampling import SamplingDefaults, sampling_params
+from server.schemas import ChatCompletionRequest
+from server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A checked chat request, ready for the engine. `arrival` is `time.perf_counter()`; `requests` are its choices."""
+
+    completion_id: str
+    created: int
+    model: str
+    arrival: float
+    prompt: PreparedPrompt
+    requests: tuple[Request, ...]
+    stop: tuple[str, ...]
+    usage: Usage
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSide:
+    """What the server knows of the model, loaded while the engine starts."""
+
+    prompts: PromptPreparer
+    sampling_defaults: SamplingDefaults
+
+
+class ChatService:
+    """Turns requests into chunks. `model_side` is set once it is loaded; before that no request comes this far."""
+
+    def __init__(self, client: EngineClient, settings: Settings, metrics: Metrics) -> None:
+        self.model_side: ModelSide | None = None
+        self._client = client
+        self._settings = settings
+        self._metrics = metrics
+        self._num_waiting = 0
+
+    def check_model(self, name: str) -> None:
+        """
+        Raises:
+            ModelNotFoundError: no model of this name is served here.
+        """
+        if name not in self._settings.model_names:
+            raise ModelNotFoundError()
+
+    def admit(self, num_choices: int) -> "Admission":
+        """Takes places in the queue, which are held until the first tokens come.
+
+        Raises:
+            QueueFullError: there are not enough.
+        """
+        if self._num_waiting + num_choices > self._settings.max_queue_len:
+            raise QueueFullError(self._settings.max_queue_len)
+        return Admission(self, num_choices)
+
+    async def prepare(self, request: ChatCompletionRequest, *, completion_id: str, arrival: float) -> Generation:
+        """Everything that can be wrong with a request is found here, before the engine is asked.
+
+        Raises:
+            ApiError: the request cannot be served; says why.
+        """
+        side, info = self.model_side, self._client.info
+        assert side is not None, "requests come only once the service is ready"
+        assert info is not None, "requests come only once the engine is ready"
+        prompt = await side.prompts.prepare(request.messages)
+        num_prompt_tokens = len(prompt.token_ids)
+        max_tokens = request.requested_max_tokens
+        room = info.max_model_len - num_prompt_tokens
+        if room < 1:
+            raise context_length(info.max_model_len, num_prompt_tokens, None)
+        if max_tokens is not None and max_tokens > room:
+            raise context_length(info.max_model_len, num_prompt_tokens, max_tokens)
+        now = time.time()
+        requests = tuple(
+            Request(
+                request_id=f"{completion_id}-{index}",
+                prompt_token_ids=prompt.token_ids,
+                images=prompt.images,
+                sampling=sampling_params(
+                    request,
+                    side.sampling_defaults,
+                    index=index,
+                    max_tokens=max_tokens or room,
+                    vocab_size=side.prompts.tokenizer.vocab_size,
+                ),
+                arrival_time=now,
+                cache_salt=request.cache_salt or "",
+            )
+            for index in range(request.num_choices)
+        )
+        self._metrics.preprocess_time.observe(time.perf_counter() - arrival)
+        return Generation(
+            completion_id=completion_id,
+            created=int(now),
+            model=self._settings.model_names[0],
+            arrival=arrival,
+            prompt=prompt,
+            requests=requests,
+            stop=request.stop_strings,
+            usage=Usage(prompt_tokens=num_prompt_tokens, image_tokens=prompt.num_image_tokens),
+        )
+
+    async def chunks(self, generation: Generation, admission: "Admission") -> AsyncGenerator[Chunk, None]:
+        """The chunks of all choices as they come. Closing the generator aborts what still runs in the engine.
+
+        Raises:
+            EngineDeadError: the engine died on the way.
+            ApiError: the engine could not run the request.
+        """
+        metrics = self._metrics
+        metrics.prompt_tokens.inc(generation.usage.prompt_tokens)
+        metrics.image_tokens.inc(generation.usage.image_tokens)
+        metrics.request_prompt_tokens.observe(generation.usage.prompt_tokens)
+        metrics.request_max_tokens.observe(generation.requests[0].sampling.max_tokens)
+        choices = [self._choice(generation, index, admission) for index in range(len(generation.requests))]
+        # A single choice, the usual case, needs no tasks.
+        merged = choices[0] if len(choices) == 1 else _merge(choices)
+        async with aclosing(merged):
+            async for chunk in merged:
+                yield chunk
+        metrics.cached_tokens.inc(generation.usage.cached_tokens)
+        metrics.e2e_latency.observe(time.perf_counter() - generation.arrival)
+
+    async def _choice(self, generation: Generation, index: int, admission: "Admission") -> AsyncGenerator[Chunk, None]:
+        """The chunks of one choice, and its metrics, which are flushed once at the end."""
+        assert self.model_side is not None
+        request = generation.requests[index]
+        reader = ChoiceReader(index, request, self.model_side.prompts.tokenizer, generation)
+        gaps: list[float] = []
+        last_time: float | None = None
+        finish_reason = "abort"
+        output: RequestOutput | None = None
+        outputs = self._client.generate(request, generation.prompt.pixels)
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if output.finish_reason in ("error", "abort"):
+                        finish_reason = output.finish_reason
+                        raise engine_refusal(output)
+                    if output.new_token_ids:
+                        now = time.perf_counter()
+                        if last_time is None:
+                            admission.leave_queue()
+                            self._metrics.time_to_first_token.observe(now - generation.arrival)
+                        else:
+                            gaps.append(now - last_time)
+                        last_time = now
+                    chunk = reader.read(output)
+                    if chunk.finish_reason is not None:
+                        finish_reason = chunk.finish_reason
+                        yield chunk
+                        return
+                    if chunk.text or chunk.logprobs:
+                        yield chunk
+            # The engine's promise is a last output with a reason.
+            finish_reason = "error"
+            logger.error("the engine's outputs ended without a finish reason", extra={"request": request.request_id})
+            raise InternalServerError()
+        finally:
+            admission.leave_queue()
+            self._record(reader.num_tokens, gaps, finish_reason, output, request)
+
+    def _record(
+        self, num_tokens: int, gaps: Sequence[float], finish_reason: str, last: RequestOutput | None, request: Request
+    ) -> None:
+        metrics = self._metrics
+        metrics.finished[finish_reason].inc()
+        metrics.generation_tokens.inc(num_tokens)
+        metrics.request_generation_tokens.observe(num_tokens)
+        metrics.inter_token_latency.observe_many(gaps)
+        if last is not None and last.scheduled_time is not None:
+            metrics.queue_time.observe(max(0.0, last.scheduled_time - request.arrival_time))
+            if last.first_token_time is not None:
+                metrics.prefill_time.observe(max(0.0, last.first_token_time - last.scheduled_time))
+                metrics.decode_time.observe(max(0.0, time.time() - last.first_token_time))
+
+
+class ChoiceReader:
+    """Reads one choice's outputs into chunks: text without stop strings, log-probabilities, the end."""
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer, generation: Generation) -> None:
+        self.num_tokens = 0
+        self._index = index
+        self._num_top = request.sampling.num_logprobs
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, generation.stop)
+        self._usage = generation.usage
+
+    def read(self, output: RequestOutput) -> Chunk:
+        """One output as a chunk, which is empty while all text is held back."""
+        text = self._detokenizer.push(output.new_token_ids)
+        num_new = self._detokenizer.num_tokens - self.num_tokens
+        self.num_tokens += num_new
+        self._usage.completion_tokens += num_new
+        logprobs = None
+        if self._num_top is not None and output.logprobs is not None:
+            token_ids, found = output.new_token_ids[:num_new], output.logprobs[:num_new]
+            logprobs = logprob_entries(token_ids, found, self._tokenizer, self._num_top)
+        finish_reason: str | None = output.finish_reason
+        if self._detokenizer.stopped is not None:
+            finish_reason = "stop"
+        elif finish_reason is not None:
+            text += self._detokenizer.finish()
+        if finish_reason is not None:
+            self._usage.cached_tokens = max(self._usage.cached_tokens, output.num_cached_tokens)
+        return Chunk(self._index, text, logprobs, finish_reason)
+
+
+class Admission:
+    """Places of one request in the queue. `leave_queue` gives one back; more calls than places do nothing."""
+
+    def __init__(self, service: ChatService, num_places: int) -> None:
+        self._service = service
+        self._num_places = num_places
+        service._num_waiting += num_places
+
+    def leave_queue(self) -> None:
+        if self._num_places:
+            self._num_places -= 1
+            self._service._num_waiting -= 1
+
+    def close(self) -> None:
+        """Gives back what is left."""
+        self._service._num_waiting -= self._num_places
+        self._num_places = 0
+
+
+def engine_refusal(output: RequestOutput) -> Exception:
+    """The error of a request that the engine would not or could not run. Why it could not stays in the log."""
+    logger.error("the engine failed a request: %s", output.error, extra={"request": output.request_id})
+    return InternalServerError()
+
+
+async def _merge(choices: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerator[Chunk, None]:
+    """Chunks of several choices in the order in which they come; the first error ends all."""
+    queue: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
+
+    async def pump(choice: AsyncGenerator[Chunk, None]) -> None:
+        try:
+            async with aclosing(choice):
+                async for chunk in choice:
+                    queue.put_nowait(chunk)
+        except Exception as error:
+            queue.put_nowait(error)
+        else:
+            queue.put_nowait(None)
+
+    tasks = [asyncio.create_task(pump(choice)) for choice in choices]
+    num_running = len(tasks)
+    try:
+        while num_running:
+            item = await queue.get()
+            if isinstance(item, Chunk):
+                yield item
+            elif item is None:
+                num_running -= 1
+            else:
+                raise item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,79 @@
+"""The command `fovea`. Parses and dispatches; heavy modules are imported by the subcommand that needs them."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from server.bench_flags import add_bench_flags
+from server.flags import FlagParser, add_settings_flags, settings_from
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a subcommand; returns the exit code of the process."""
+    parser = FlagParser(prog="fovea", description="Image chat over the OpenAI HTTP API.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=FlagParser)
+    serve = commands.add_parser("serve", help="serve a model over HTTP")
+    plan = commands.add_parser("plan", help="start the engine, print its memory plan and graphs, and exit")
+    for command in (serve, plan):
+        add_settings_flags(command)
+    plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    bench = commands.add_parser("bench", help="measure a server")
+    add_bench_flags(bench)
+    commands.add_parser("version", help="print the version")
+
+    arguments = parser.parse_args(argv)
+    match arguments.command:
+        case "serve":
+            return run_serve(arguments, serve)
+        case "plan":
+            return run_plan(arguments, plan)
+        case "bench":
+            return run_bench(arguments)
+        case _:
+            from server.service import project_version
+
+            print(f"fovea {project_version()}")
+            return 0
+
+
+def run_serve(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    settings = settings_from(arguments, parser)
+
+    from runtime.process_client import ProcessEngineClient
+
+    from server.log import configure_logging
+    from server.serve import serve
+
+    configure_logging(settings.log_level, settings.log_format)
+    return serve(ProcessEngineClient(settings.engine_config()), settings)
+
+
+def run_plan(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    settings = settings_from(arguments, parser)
+
+    from runtime.process_client import ProcessEngineClient
+
+    from runtime.client import EngineDeadError
+    from server.log import configure_logging
+    from server.plan import engine_info, plan_json, plan_tables
+
+    configure_logging("warning", settings.log_format)
+    try:
+        info = asyncio.run(engine_info(ProcessEngineClient(settings.engine_config())))
+    except EngineDeadError as error:
+        print(f"fovea plan: {error}", file=sys.stderr)
+        return 1
+    print(plan_json(info) if arguments.json else plan_tables(info))
+    return 0
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    if arguments.bench == "startup":
+        from server.bench_startup import measure_startups
+
+        return measure_startups(arguments)
+
+    from server.bench import measure_load
+
+    return asyncio.run(measure_load(arguments))

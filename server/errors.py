@@ -1,0 +1,238 @@
+"""The errors a client can get, in OpenAI's shape. Knows status codes and wording, nothing of how they come about.
+
+    ApiError
+    ├── InvalidRequestError        400  a field is malformed, out of range, or asks for what we cannot honour
+    │   ├── InvalidImageError      400  a picture cannot be used (invalid_image, invalid_image_url, ...)
+    │   └── ContextLengthError     400  context_length_exceeded
+    ├── ModelNotFoundError         404
+    ├── RouteNotFoundError         404
+    ├── MethodNotAllowedError      405
+    ├── BodyTooLargeError          413
+    ├── QueueFullError             429  Retry-After
+    ├── InternalServerError        500  never says why; the log does
+    ├── ServiceUnavailableError    503  Retry-After (starting, draining, the engine is gone)
+    └── RequestTimeoutError        504
+
+Messages are written here or by the code that raises; the text of a foreign exception never reaches a client, nor does
+any part of the payload.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+from pydantic_core import ErrorDetails
+from starlette.responses import Response
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The inner object; clients need all four keys."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ApiError(Exception):
+    """An answer that is an error. `message` is for the client's eyes; `param` is the path of the offending field.
+
+    `reason` is the bounded label under which rejections are counted.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+    reason: str = "internal"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """The JSON document `{"error": {...}}`; in a stream it is the data of the last event."""
+        return msgspec.json.encode({"error": ErrorBody(self.message, self.type, self.param, self.code)})
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+
+class InvalidRequestError(ApiError):
+    status = 400
+    type = "invalid_request_error"
+    reason = "invalid_request"
+
+
+class InvalidImageError(InvalidRequestError):
+    default_code = "invalid_image"
+    reason = "invalid_image"
+
+
+class ContextLengthError(InvalidRequestError):
+    default_code = "context_length_exceeded"
+    reason = "context_length"
+
+
+class ModelNotFoundError(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    default_code = "model_not_found"
+    reason = "model_not_found"
+
+    def __init__(self) -> None:
+        # The name is not repeated: it is the client's text, of any length.
+        super().__init__("The model does not exist; GET /v1/models lists the models served here.", param="model")
+
+
+class RouteNotFoundError(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    default_code = "not_found"
+    reason = "not_found"
+
+
+class MethodNotAllowedError(ApiError):
+    status = 405
+    type = "invalid_request_error"
+    default_code = "method_not_allowed"
+    reason = "not_found"
+
+
+class BodyTooLargeError(ApiError):
+    status = 413
+    type = "invalid_request_error"
+    default_code = "request_too_large"
+    reason = "body_too_large"
+
+    def __init__(self, max_body_bytes: int) -> None:
+        super().__init__(
+            f"The request body is larger than {max_body_bytes} bytes (max_body_bytes).", headers={"connection": "close"}
+        )
+
+
+class QueueFullError(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    default_code = "queue_full"
+    reason = "queue_full"
+
+    def __init__(self, max_queue_len: int) -> None:
+        super().__init__(
+            f"The server is overloaded: its queue of {max_queue_len} requests (max_queue_len) is full.",
+            headers={"retry-after": "1"},
+        )
+
+
+class InternalServerError(ApiError):
+    def __init__(self) -> None:
+        super().__init__("The server had an error while processing your request. The request id leads to its log.")
+
+
+class ServiceUnavailableError(ApiError):
+    """`reason` says which: not_ready, draining, engine_dead."""
+
+    status = 503
+    default_code = "service_unavailable"
+    reason = "not_ready"
+
+    def __init__(self, message: str, *, reason: str, is_closing: bool = False) -> None:
+        headers = {"retry-after": "5"}
+        if is_closing:
+            headers["connection"] = "close"
+        super().__init__(message, headers=headers)
+        self.reason = reason
+
+
+class RequestTimeoutError(ApiError):
+    status = 504
+    default_code = "timeout"
+    reason = "timeout"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The request took longer than {seconds:g} seconds (request_timeout_seconds).")
+
+
+REJECT_REASONS: tuple[str, ...] = (
+    "invalid_request",
+    "invalid_image",
+    "too_many_images",
+    "context_length",
+    "model_not_found",
+    "not_found",
+    "body_too_large",
+    "queue_full",
+    "not_ready",
+    "draining",
+    "engine_dead",
+    "timeout",
+    "internal",
+)
+
+
+MAX_FIELD_NAME_CHARS = 40
+
+
+def engine_dead() -> ServiceUnavailableError:
+    return ServiceUnavailableError("The engine has stopped; the server is going down.", reason="engine_dead")
+
+
+def draining() -> ServiceUnavailableError:
+    return ServiceUnavailableError("The server is shutting down.", reason="draining", is_closing=True)
+
+
+def context_length(max_model_len: int, num_prompt_tokens: int, max_tokens: int | None) -> ContextLengthError:
+    """The wording is what clients match on; `max_tokens` None means that the prompt alone is too long."""
+    start = f"This model's maximum context length is {max_model_len} tokens. However, "
+    if max_tokens is None:
+        return ContextLengthError(
+            f"{start}your messages resulted in {num_prompt_tokens} tokens. Please reduce the length of the messages.",
+            param="messages",
+        )
+    return ContextLengthError(
+        f"{start}you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the messages, "
+        f"{max_tokens} in the completion). Please reduce the length of the messages or completion.",
+        param="messages",
+    )
+
+
+def param_path(location: Sequence[int | str]) -> str | None:
+    """`("messages", 0, "content", "<parts>", 1, "type")` -> `messages[0].content[1].type`.
+
+    Entries in angle brackets are the tags of unions and no part of the document. Keys that are no field names are the
+    client's text: the path ends before them.
+    """
+    path = ""
+    for entry in location:
+        if isinstance(entry, int):
+            path += f"[{entry}]"
+        elif entry.isidentifier() and len(entry) <= MAX_FIELD_NAME_CHARS:
+            path += f".{entry}" if path else entry
+        elif not entry.startswith("<"):
+            break
+    return path or None
+
+
+def from_validation(errors: Sequence[ErrorDetails]) -> InvalidRequestError:
+    """The first of pydantic's errors, without the input that it carries."""
+    first = errors[0]
+    param = param_path(first["loc"])
+    context = first.get("ctx") or {}
+    message = first["msg"]
+    if first["type"] == "rejected":
+        at = context.get("at")
+        return InvalidRequestError(message, param=".".join(path for path in (param, at) if path) or None)
+    if first["type"] == "missing":
+        return InvalidRequestError(f"Missing required parameter: '{param}'.", param=param)
+    if param is None:
+        return InvalidRequestError("The request body must be a JSON object.")
+    return InvalidRequestError(f"Invalid value for '{param}': {message[:1].lower()}{message[1:]}.", param=param)

@@ -1,0 +1,237 @@
+"""What a chat request may say: types, ranges, aliases. Knows the wire; no model, no picture is looked at here.
+
+Any optional field may be null, and unknown fields are ignored. A known field that would change the answer and that this
+server cannot honour is an error that names it. Sources: OpenAI's published specification, and what clients really send.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_CHOICES = 8
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 1024
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 1024
+MAX_LOGIT_BIAS_ENTRIES = 1024
+MAX_TOP_LOGPROBS = 20
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+Detail = Literal["auto", "low", "high", "original"]
+
+
+class WireModel(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+def rejected(message: str, *, at: str | None = None) -> PydanticCustomError:
+    """An error whose message is a whole sentence. `at` is the path of the field within the object under validation."""
+    # Braces would be read as fields of a template.
+    context: dict[str, Any] = {"message": message}
+    if at is not None:
+        context["at"] = at
+    return PydanticCustomError("rejected", "{message}", context)
+
+
+class TextPart(WireModel):
+    type: Literal["text"] = "text"
+    text: str
+
+
+class ImageUrl(WireModel):
+    url: str
+    detail: Detail | None = None
+
+
+class ImagePart(WireModel):
+    type: Literal["image_url"] = "image_url"
+    image_url: ImageUrl
+
+
+class RefusalPart(WireModel):
+    type: Literal["refusal"] = "refusal"
+    refusal: str
+
+
+def _plain_part(part: Any) -> Any:
+    """Brings the aliases of a part to the one form; refuses the kinds that are no text and no picture."""
+    if not isinstance(part, dict):
+        raise rejected("A content part must be an object.")
+    kind = part.get("type")
+    if kind in ("text", "input_text", "output_text"):
+        return {**part, "type": "text"}
+    if kind in ("image_url", "input_image"):
+        image = part.get("image_url")
+        if isinstance(image, str):
+            image = {"url": image, "detail": part.get("detail")}
+        if image is None and kind == "input_image":
+            raise rejected("This server takes pictures as 'image_url'; uploaded files are not supported.", at="file_id")
+        return {"type": "image_url"} if image is None else {"type": "image_url", "image_url": image}
+    if kind == "refusal":
+        return part
+    if not isinstance(kind, str):
+        raise rejected("A content part must have a 'type'.", at="type")
+    name = kind if kind in KNOWN_UNSUPPORTED_PARTS else "of this type"
+    raise rejected(f"Content parts {name} are not supported; supported are 'text' and 'image_url'.", at="type")
+
+
+KNOWN_UNSUPPORTED_PARTS = frozenset(
+    {"input_audio", "audio", "audio_url", "file", "input_file", "video", "video_url", "image_embeds", "image"}
+)
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[ImagePart, Tag("<image>")]
+    | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(lambda part: {"text": "<text>", "refusal": "<refusal>"}.get(_type_of(part), "<image>")),
+    BeforeValidator(_plain_part),
+]
+
+
+def _type_of(part: Any) -> str:
+    return str(part["type"] if isinstance(part, dict) else part.type)
+
+
+def _string_list_or_null(value: Any) -> Any:
+    if value is not None and not isinstance(value, str | list):
+        raise rejected("This must be a string or an array.")
+    return value
+
+
+def _string_or_list_tag(value: Any) -> str:
+    return "<string>" if isinstance(value, str) else "<null>" if value is None else "<list>"
+
+
+Content = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[ContentPart], Field(min_length=1, max_length=MAX_CONTENT_PARTS), Tag("<list>")]
+    | Annotated[None, Tag("<null>")],
+    Discriminator(_string_or_list_tag),
+    BeforeValidator(_string_list_or_null),
+]
+
+
+class ChatMessage(WireModel):
+    role: Role
+    content: Content = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_role(self) -> "ChatMessage":
+        if self.role in ("tool", "function"):
+            raise rejected(f"Messages of the role '{self.role}' are not supported yet.", at="role")
+        if self.tool_calls:
+            raise rejected("Tool calls are not supported yet.", at="tool_calls")
+        if self.function_call:
+            raise rejected("Function calls are not supported yet.", at="function_call")
+        if self.content is None and not (self.role == "assistant" and self.refusal is not None):
+            raise rejected(f"A message of the role '{self.role}' must have content.", at="content")
+        if isinstance(self.content, list):
+            for index, part in enumerate(self.content):
+                if isinstance(part, ImagePart) and self.role != "user":
+                    raise rejected(
+                        f"Pictures belong into messages of the role 'user', not '{self.role}'.", at=f"content[{index}]"
+                    )
+                if isinstance(part, RefusalPart) and self.role != "assistant":
+                    raise rejected("Only the assistant refuses.", at=f"content[{index}]")
+        return self
+
+
+class StreamOptions(WireModel):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ResponseFormat(WireModel):
+    type: Literal["text", "json_object", "json_schema"]
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop = Annotated[
+    Annotated[StopString, Tag("<string>")]
+    | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS), Tag("<list>")]
+    | Annotated[None, Tag("<null>")],
+    Discriminator(_string_or_list_tag),
+    BeforeValidator(_string_list_or_null),
+]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class ChatCompletionRequest(WireModel):
+    """The body of POST /v1/chat/completions."""
+
+    model: str
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+
+    # Sampling, as OpenAI names it.
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: Stop = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Bias] | None = Field(None, max_length=MAX_LOGIT_BIAS_ENTRIES)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
+
+    # Sampling beyond OpenAI's, as other servers name it.
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(None, max_length=64)
+    cache_salt: str | None = Field(None, max_length=256)
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # Known, and honoured only where that is doing nothing.
+    response_format: ResponseFormat | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> "ChatCompletionRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise rejected("'top_logprobs' needs 'logprobs' to be true.", at="top_logprobs")
+        if self.stream_options is not None and not self.stream:
+            raise rejected("'stream_options' needs 'stream' to be true.", at="stream_options")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise rejected("Of the response formats only 'text' is supported yet.", at="response_format.type")
+        for choice in ("tool_choice", "function_call"):
+            if getattr(self, choice) not in (None, "none", "auto"):
+                raise rejected(f"Of '{choice}' only 'none' and 'auto' are supported yet.", at=choice)
+        if self.modalities is not None and any(modality != "text" for modality in self.modalities):
+            raise rejected("Answers are text only.", at="modalities")
+        if self.audio is not None:
+            raise rejected("Answers are text only.", at="audio")
+        for token in self.logit_bias or ():
+            if not (token.isascii() and token.isdigit() and len(token) < 10):
+                raise rejected("The keys of 'logit_bias' must be token ids.", at="logit_bias")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        """`max_completion_tokens` wins over the older `max_tokens`."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens

@@ -1,0 +1,87 @@
+"""Runs the application in uvicorn: signals, drain, exit code. Knows no routes."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import uvicorn
+
+from runtime.client import EngineClient
+from server.app import create_app
+from server.lifecycle import Lifecycle
+from server.service import Service
+from server.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+# After the drain every answer is out; what is left are idle keep-alive connections.
+GRACEFUL_SHUTDOWN_SECONDS = 3
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn stops listening at the first signal. This one goes on, refusing requests, until the drain is over; a
+    second signal cuts off what is in flight."""
+
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, drain_timeout_seconds: float) -> None:
+        super().__init__(config)
+        self._lifecycle = lifecycle
+        self._drain_timeout_seconds = drain_timeout_seconds
+        self._drain: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # uvicorn's own raises the signal again at the end, and the exit code would not be 0.
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self._on_signal)
+        ending = loop.create_task(self._end_with_lifecycle())
+        try:
+            yield
+        finally:
+            ending.cancel()
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        seconds = self._drain_timeout_seconds
+        if self._drain is not None:
+            logger.warning("second signal: not waiting for requests in flight")
+            self._drain.cancel()
+            seconds = 0
+        logger.info("draining", extra={"phase": "draining", "seconds": seconds})
+        self._drain = asyncio.get_running_loop().create_task(self._lifecycle.drain(seconds))
+
+    async def _end_with_lifecycle(self) -> None:
+        await self._lifecycle.ended.wait()
+        if self._lifecycle.phase == "dead":
+            # Requests in flight are writing their errors.
+            await asyncio.sleep(0.2)
+        self.should_exit = True
+
+
+def serve(client: EngineClient, settings: Settings) -> int:
+    """Serves until a signal or the engine's death. Returns the exit code of the process: 0 after a drain, else 1."""
+    app = create_app(client, settings)
+    service = app.state.service
+    assert isinstance(service, Service)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    server = DrainingServer(config, service.lifecycle, settings.drain_timeout_seconds)
+    server.run()
+    return 1 if service.lifecycle.failure is not None or not server.started else 0

@@ -1,0 +1,250 @@
+"""Every knob of the service: the engine's and the server's own. Knows flags' values, `FOVEA_*`, YAML and defaults.
+
+Precedence: flags, then environment, then the file given by `--config`, then the defaults. Unknown names are errors.
+"""
+
+import difflib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from runtime.config import MIB, ConfigError, EngineConfig
+
+ENV_PREFIX = "FOVEA_"
+DECIMAL_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+BINARY_SUFFIXES = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+SUFFIXES = {"": 1, **DECIMAL_SUFFIXES, **BINARY_SUFFIXES}
+# Kubernetes puts the address of a Service named `fovea` into the environment of every pod beside it.
+SERVICE_LINK = re.compile(r"^FOVEA_(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
+
+logger = logging.getLogger(__name__)
+
+
+class SettingsError(ValueError):
+    """A setting is unknown or has a value that it cannot have; the message is for the operator."""
+
+
+def parse_bytes(value: Any) -> Any:
+    """`4GiB`, `512M`, `1048576` -> bytes.
+
+    Raises:
+        ValueError: neither a number nor a number with a known suffix.
+    """
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", value, re.IGNORECASE)
+    if match is None:
+        raise ValueError("must be a number of bytes, as 1048576, 512MiB or 4GiB")
+    return int(float(match[1]) * SUFFIXES[(match[2] or "").lower()]) if match[2] or "." in match[1] else int(match[1])
+
+
+def parse_list(value: Any) -> Any:
+    """`64,128` or `64 128` -> a tuple of the parts."""
+    if isinstance(value, str):
+        return tuple(part for part in re.split(r"[,\s]+", value.strip("[] ")) if part)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def parse_limits(value: Any) -> Any:
+    """`image=4`, `{"image": 4}` -> a mapping from modality to limit."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        return json.loads(value)
+    pairs = [part.partition("=") for part in re.split(r"[,\s]+", value.strip())]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError("must be as image=4")
+    return {name: limit for name, _, limit in pairs}
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Sizes = Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_list)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
+Limits = Annotated[dict[Literal["image", "video", "audio"], int], NoDecode, BeforeValidator(parse_limits)]
+
+
+class Settings(BaseSettings):
+    """The whole configuration. Frozen; made by `load_settings`. Fields named as in `EngineConfig` go to the engine."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, protected_namespaces=()
+    )
+
+    model: str = Field("demo", description="directory, hub name (owner/name), or demo")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the engine runs")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="type of weights and KV cache")
+    seed: int = Field(0, description="seed of requests that bring none")
+
+    # Limits of a request and of a step.
+    max_model_len: int | None = Field(None, description="most tokens of prompt and answer together")
+    max_num_seqs: int = Field(16, description="most sequences that run at the same time")
+    max_num_batched_tokens: int = Field(2048, description="most tokens in one step")
+    limit_mm_per_prompt: Limits = Field({"image": 8}, description="most pictures in one request, as image=4")
+    min_pixels: int | None = Field(None, description="smaller pictures are enlarged to this many pixels")
+    max_pixels: int | None = Field(None, description="larger pictures are reduced to this many pixels")
+
+    # KV cache.
+    block_size: int = Field(16, description="tokens in one KV block")
+    enable_prefix_caching: bool = Field(True, description="reuse KV blocks of equal prefixes")
+    encoder_cache_tokens: int | None = Field(None, description="picture embeddings kept, in tokens")
+
+    # Memory.
+    gpu_memory_utilization: float = Field(0.9, description="part of the device's memory to plan with")
+    memory_bytes: Bytes | None = Field(None, description="memory to plan with on a CPU, as 4GiB")
+    kv_cache_memory_bytes: Bytes | None = Field(None, description="size of the KV cache, set outright")
+    memory_margin_bytes: Bytes = Field(64 * MIB, description="memory left alone")
+
+    # Graphs.
+    enforce_eager: bool = Field(False, description="capture no graphs at all")
+    encoder_graphs: bool = Field(True, description="capture the vision encoder")
+    encoder_graph_policy: Literal["independent", "follow-decoder"] = Field(
+        "independent", description="whether the encoder is captured only if the decoder is"
+    )
+    encoder_graph_budgets: Sizes | None = Field(None, description="buckets in output tokens, as 64,128")
+    encoder_graph_max_items: int = Field(4, description="most pictures in one replay")
+    decoder_graphs: Literal["none", "decode", "full"] = Field("decode", description="which steps are captured")
+    decoder_graph_sizes: Sizes | None = Field(None, description="batch sizes to capture, as 1,2,4")
+    reserve_graph_memory: Literal["on", "off", "skip"] = Field(
+        "on", description="subtract the graphs from the KV cache; off only measures, skip does not measure"
+    )
+    strict_graphs: bool = Field(False, description="a capture that fails stops the start")
+
+    # The HTTP server.
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    served_model_name: Names = Field((), description="names of the model in the API; the first one is reported")
+    max_body_bytes: Bytes = Field(64 * MIB, ge=1, description="largest request body")
+    max_queue_len: int = Field(256, ge=1, description="most requests that wait for the engine; beyond it: 429")
+    request_timeout_seconds: float = Field(600, gt=0, description="longest life of a request")
+    drain_timeout_seconds: float = Field(30, ge=0, description="time for running requests after SIGTERM")
+    watchdog_seconds: float = Field(30, gt=0, description="an engine silent for so long counts as hung")
+    max_image_bytes: Bytes = Field(20 * MIB, ge=1, description="largest picture as sent")
+    max_image_pixels: int = Field(64_000_000, ge=1, description="largest picture before it is reduced")
+    image_workers: int | None = Field(None, ge=1, description="processes that decode pictures")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe lines logged")
+    log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else json")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # `load_settings` merges the file and drops foreign variables: the sources see only what is meant for them.
+        return (init_settings,)
+
+    @property
+    def max_images_per_prompt(self) -> int:
+        return self.limit_mm_per_prompt.get("image", EngineConfig().max_images_per_prompt)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names under which the API knows the model. A directory goes by its last part."""
+        if self.served_model_name:
+            return self.served_model_name
+        path = Path(self.model).expanduser()
+        return (path.resolve().name if path.is_dir() else self.model,)
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's part.
+
+        Raises:
+            ConfigError: a knob is out of range or contradicts another.
+        """
+        own = EngineConfig.__struct_fields__
+        values = {name: getattr(self, name) for name in own if name in type(self).model_fields}
+        return EngineConfig(max_images_per_prompt=self.max_images_per_prompt, **values)
+
+
+def load_settings(
+    flags: Mapping[str, Any], *, environ: Mapping[str, str] | None = None, config: Path | None = None
+) -> Settings:
+    """Merges flags over environment over file over defaults.
+
+    Raises:
+        SettingsError: an unknown name, or a value out of range, with where it came from.
+    """
+    environ = os.environ if environ is None else environ
+    from_environ = _environment(environ)
+    path = config or (Path(file) if (file := from_environ.pop("config", None)) else None)
+    from_file = _file(path) if path is not None else {}
+    merged = {**from_file, **from_environ, **flags}
+    try:
+        settings = Settings(**merged)
+        settings.engine_config()
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        source = _flag(name) if name in flags else f"{ENV_PREFIX}{name.upper()}" if name in from_environ else str(path)
+        message = first["msg"].removeprefix("Value error, ")
+        raise SettingsError(f"{name} (from {source}) is {merged.get(name)!r}: {message}") from error
+    except ConfigError as error:
+        raise SettingsError(str(error)) from error
+    for modality in ("video", "audio"):
+        if settings.limit_mm_per_prompt.get(modality):
+            raise SettingsError(f"limit_mm_per_prompt: {modality} is not supported; its limit can only be 0")
+    return settings
+
+
+def field_names() -> Mapping[str, FieldInfo]:
+    return Settings.model_fields
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """The end of an error message: what was probably meant."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        is_link = SERVICE_LINK.match(variable) or (name == "port" and "://" in value)
+        if is_link and name not in set(Settings.model_fields) - {"port"}:
+            logger.warning("%s is a Kubernetes service link and was ignored", variable)
+        elif name not in Settings.model_fields and name != "config":
+            known = [f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields]
+            raise SettingsError(f"unknown environment variable {variable}{nearest(variable, known)}")
+        elif value != "":
+            values[name] = value
+    return values
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--config {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"--config {path} is not YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"--config {path} must hold a mapping of names to values")
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        # Operators copy flags into files: max-model-len is max_model_len.
+        name = str(key).replace("-", "_")
+        if name not in Settings.model_fields:
+            raise SettingsError(f"unknown key {key!r} in {path}{nearest(name, list(Settings.model_fields))}")
+        values[name] = value
+    return values
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

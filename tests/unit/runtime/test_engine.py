@@ -1,0 +1,133 @@
+import numpy as np
+import pytest
+
+from runtime.engine import Engine, EngineFatalError
+from runtime.request import RequestOutput
+from runtime.scheduler.admission import RequestRejected
+from runtime.scheduler.output import SampledToken, SchedulerOutput, StepResult
+from runtime.stats import GraphCounts, GraphFamily
+from tests.integration.process_engines import RAISE, InventingRunner, engine_info
+from tests.unit.runtime.scheduler.builders import picture, request, scheduler
+
+
+class Encoder:
+    num_images, num_tokens, num_batches, encode_seconds = 3, 30, 2, 0.5
+
+
+class Graphs:
+    family: GraphFamily = "encoder"
+    counts = GraphCounts(hits=7)
+
+
+class FatalRunner(InventingRunner):
+    def run(self, output: SchedulerOutput) -> StepResult:
+        raise EngineFatalError("the device is gone")
+
+
+class FailingRunner(InventingRunner):
+    def run(self, output: SchedulerOutput) -> StepResult:
+        failed = {"bad": "no rows"}
+        tokens = {p.request_id: SampledToken(token_id=5) for p in output.requests if p.request_id not in failed}
+        return StepResult(tokens=tokens, failed=failed)
+
+
+def run_until_done(engine: Engine) -> dict[str, list[RequestOutput]]:
+    outputs: dict[str, list[RequestOutput]] = {}
+    for _ in range(100):
+        if not engine.has_work:
+            return outputs
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    raise AssertionError("still work after 100 steps")
+
+
+def test_requests_run_to_their_end_and_the_executor_forgets_them() -> None:
+    runner = InventingRunner()
+    engine = Engine(scheduler(), runner, engine_info())
+    pixels = np.full((28, 28, 3), 2, np.uint8)
+    engine.add(request("a", 8, images=[picture("x", 1, 1)], max_tokens=3, ignore_eos=True), [pixels])
+    engine.add(request("b", 5, max_tokens=1), [])
+    outputs = run_until_done(engine)
+    base = int(pixels.sum()) % 1000
+    assert [token for output in outputs["a"] for token in output.new_token_ids] == [base, base + 1, base + 2]
+    assert [output.finish_reason for output in outputs["a"]] == [None, None, "length"]
+    assert runner.requests == {}
+
+
+def test_a_step_that_raises_ends_its_requests_and_the_next_ones_live() -> None:
+    runner = InventingRunner()
+    engine = Engine(scheduler(), runner, engine_info())
+    engine.add(request("bad", [RAISE, 1, 2]), [])
+    engine.add(request("beside", 5), [])
+    outputs = run_until_done(engine)
+    assert {name: [o.finish_reason for o in each] for name, each in outputs.items()} == {
+        "bad": ["error"],
+        "beside": ["error"],
+    }
+    assert outputs["bad"][0].error == "the step failed: RuntimeError"
+    assert (engine.num_failed_steps, runner.requests) == (1, {})
+    engine.add(request("good", 5, max_tokens=2, ignore_eos=True), [])
+    assert run_until_done(engine)["good"][-1].finish_reason == "length"
+
+
+def test_a_request_that_the_executor_failed_ends_and_the_others_go_on() -> None:
+    engine = Engine(scheduler(), FailingRunner(), engine_info())
+    engine.add(request("bad"), [])
+    engine.add(request("good", max_tokens=2), [])
+    outputs = run_until_done(engine)
+    assert [output.error for output in outputs["bad"]] == ["no rows"]
+    assert len(outputs["good"]) == 2
+
+
+def test_a_fatal_error_is_not_swallowed() -> None:
+    engine = Engine(scheduler(), FatalRunner(), engine_info())
+    engine.add(request("r"), [])
+    with pytest.raises(EngineFatalError, match="the device is gone"):
+        engine.step()
+
+
+def test_a_request_that_the_executor_refuses_is_not_scheduled() -> None:
+    class Refusing(InventingRunner):
+        def add(self, *_: object) -> None:
+            raise ValueError("top_k is negative")
+
+    engine = Engine(scheduler(), Refusing(), engine_info())
+    with pytest.raises(ValueError, match="top_k"):
+        engine.add(request("r"), [])
+    assert not engine.has_work
+
+
+def test_a_request_that_the_scheduler_rejects_never_reaches_the_executor() -> None:
+    runner = InventingRunner()
+    engine = Engine(scheduler(), runner, engine_info())
+    with pytest.raises(RequestRejected):
+        engine.add(request("r", 1000), [])
+    assert runner.requests == {}
+
+
+def test_an_abort_reaches_scheduler_and_executor_at_once() -> None:
+    runner = InventingRunner()
+    engine = Engine(scheduler(), runner, engine_info())
+    engine.add(request("r"), [])
+    engine.step()
+    engine.abort("r")
+    engine.abort("nobody")
+    assert (engine.has_work, runner.requests) == (False, {})
+    assert engine.stats().num_blocks_used == 0
+
+
+def test_a_step_without_work_counts_nowhere() -> None:
+    engine = Engine(scheduler(), FatalRunner(), engine_info())
+    assert engine.step() == []
+    assert engine.stats().num_steps == 0
+
+
+def test_a_snapshot_holds_the_numbers_of_all_parts() -> None:
+    engine = Engine(scheduler(), InventingRunner(), engine_info(), encoder=Encoder(), graphs=[Graphs()])
+    engine.add(request("r", 6, max_tokens=2), [])
+    run_until_done(engine)
+    stats = engine.stats()
+    assert (stats.num_steps, stats.num_prompt_tokens, stats.num_generation_tokens) == (2, 6, 2)
+    assert (stats.num_images_encoded, stats.num_image_tokens_encoded, stats.encode_batches) == (3, 30, 2)
+    assert (stats.encode_seconds, stats.graphs["encoder"].hits) == (0.5, 7)
+    assert stats.step_seconds > 0

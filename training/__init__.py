@@ -1,0 +1,1 @@
+"""How the embedded demo model is drawn for, trained, exported and evaluated."""
