@@ -23,6 +23,9 @@ QUERY_PIECE = 256
 # Decoding sequences share one padded batch unless it would gather this many times the keys of the shortest.
 MAX_LENGTH_RATIO = 2
 
+# Up to this many tokens, padding costs less than one more call.
+SHORT_LENGTH = 128
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
@@ -148,6 +151,15 @@ class PagedSdpaAttention:
         self._key_rows_T = torch.empty(0, dtype=torch.int64)
         self._value_rows_T = self._key_rows_T
         self._band = torch.empty(0, 0)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes that are held from step to step, beside the cache."""
+        return self._band.nbytes
+
+    def reserve(self, max_model_len: int) -> None:
+        """Makes room for sequences of that many tokens, so that no step has to."""
+        self._widen_band(max_model_len)
 
     def plan(self, batch: AttentionBatch) -> None:
         """Works out what to gather, once for all layers."""
@@ -276,13 +288,13 @@ def _similar_lengths(sequences: np.ndarray, lengths: np.ndarray) -> list[np.ndar
     if not len(sequences):
         return []
     own = lengths[sequences]
-    if own.max() <= max(MAX_LENGTH_RATIO * own.min(), 128):
+    if own.max() <= max(MAX_LENGTH_RATIO * own.min(), SHORT_LENGTH):
         return [sequences]
     order = sequences[np.argsort(own, kind="stable")]
     parts: list[np.ndarray] = []
     start = 0
     for index in range(1, len(order) + 1):
-        limit = max(MAX_LENGTH_RATIO * lengths[order[start]], 128)
+        limit = max(MAX_LENGTH_RATIO * lengths[order[start]], SHORT_LENGTH)
         if index == len(order) or lengths[order[index]] > limit:
             parts.append(order[start:index])
             start = index
