@@ -40,7 +40,7 @@ from runtime.messages import (
 from runtime.request import Request, RequestOutput
 from runtime.stats import EngineInfo, EngineStats
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("runtime.engine_process")
 
 DEFAULT_FACTORY = "runtime.startup:build_engine"
 
@@ -170,8 +170,8 @@ def _serve(socket: "zmq.Socket[bytes]", factory: str, config_line: bytes) -> int
         engine = _factory(factory)(msgspec.json.decode(config_line, type=EngineConfig))
     except Exception as error:
         is_for_people = isinstance(error, ValueError)
-        log.error("the engine cannot start", exc_info=None if is_for_people else error)
         message = str(error) if is_for_people else f"{type(error).__name__}: {error}"
+        log.error("the engine cannot start: %s", message, exc_info=None if is_for_people else error)
         socket.send_multipart(encode(StartFailed(message)))
         return EXIT_START_FAILED
     # What the start made stays: the collector need not look at it again during steps.

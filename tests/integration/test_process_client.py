@@ -359,6 +359,23 @@ asyncio.run(main())
     assert not is_alive(engine_pid)
 
 
+def test_the_real_engine_serves_in_its_process(tiny_checkpoint: Path) -> None:
+    async def test() -> None:
+        client = ProcessEngineClient(EngineConfig(model=str(tiny_checkpoint), max_model_len=128, num_threads=1))
+        await client.start()
+        try:
+            assert client.info is not None
+            assert sum(client.info.memory.components.values()) == client.info.memory.requested_bytes
+            first, last = await collect(client, request("a", max_tokens=5))
+            again, cached = await collect(client, request("b", max_tokens=5))
+            assert (len(first), last.finish_reason, last.num_cached_tokens) == (5, "length", 0)
+            assert (again, cached.num_cached_tokens) == (first, 16)
+        finally:
+            await client.shutdown()
+
+    run(test())
+
+
 def test_the_client_imports_no_torch() -> None:
     code = "import sys, runtime.process_client; print({'torch', 'transformers', 'fastapi'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
