@@ -344,19 +344,21 @@ async def main():
         await asyncio.sleep(0.01)
     if "{factory}" == "inventing":
         await task
-    print(client.pid, flush=True)
+    print(client.pid, client._directory, flush=True)
     await asyncio.sleep(3600)
 asyncio.run(main())
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        engine_pid = int(server.stdout.readline())
+        pid, directory = server.stdout.readline().split()
+        engine_pid = int(pid)
         assert is_alive(engine_pid)
         server.kill()
     deadline = time.monotonic() + WAIT_SECONDS
     while is_alive(engine_pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_alive(engine_pid)
+    assert not Path(directory).exists()
 
 
 def test_the_real_engine_serves_in_its_process(tiny_checkpoint: Path) -> None:
