@@ -18,9 +18,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _has_ended_head = False
 
     def data_received(self, data: bytes) -> None:
+        was_in_head = self._is_in_head
         self._has_ended_head = False
         super().data_received(data)
-        if self._has_ended_head or not self._is_in_head:
+        # A piece that holds the end of a head or of a body is not counted, whatever else it holds.
+        if not was_in_head or self._has_ended_head:
             self._num_head_bytes = 0
             return
         self._num_head_bytes += len(data)
