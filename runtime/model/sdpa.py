@@ -23,6 +23,9 @@ QUERY_PIECE = 256
 # Decoding sequences share one padded batch unless it would gather this many times the keys of the shortest.
 MAX_LENGTH_RATIO = 2
 
+# Up to this many tokens, padding costs less than one more call.
+SHORT_LENGTH = 128
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
@@ -285,13 +288,13 @@ def _similar_lengths(sequences: np.ndarray, lengths: np.ndarray) -> list[np.ndar
     if not len(sequences):
         return []
     own = lengths[sequences]
-    if own.max() <= max(MAX_LENGTH_RATIO * own.min(), 128):
+    if own.max() <= max(MAX_LENGTH_RATIO * own.min(), SHORT_LENGTH):
         return [sequences]
     order = sequences[np.argsort(own, kind="stable")]
     parts: list[np.ndarray] = []
     start = 0
     for index in range(1, len(order) + 1):
-        limit = max(MAX_LENGTH_RATIO * lengths[order[start]], 128)
+        limit = max(MAX_LENGTH_RATIO * lengths[order[start]], SHORT_LENGTH)
         if index == len(order) or lengths[order[index]] > limit:
             parts.append(order[start:index])
             start = index

@@ -181,6 +181,33 @@ def test_steps_write_only_their_own_slots() -> None:
     assert torch.equal(cache.blocks, before)
 
 
+def test_reserved_workspace_is_enough_for_every_step() -> None:
+    sequences = Sequences([300], 16)
+    cache = Cache(sequences.num_blocks, 16, num_layers=1, kv_heads=KV_HEADS, width=WIDTH)
+    attention = PagedSdpaAttention(cache, num_layers=1)
+    attention.reserve(300)
+    reserved = attention.workspace_bytes
+
+    for start in range(0, 300, 50):
+        attention.plan(sequences.batch([(0, start, start + 50)]))
+
+    assert attention.workspace_bytes == reserved > 0
+
+
+def test_bfloat16_cache_stays_near_float32() -> None:
+    sequences = Sequences([40], 16)
+    ((q, k, v),) = random_qkv([40])
+    (expected,) = dense([(q, k, v)])
+    cache = Cache(sequences.num_blocks, 16, num_layers=1, kv_heads=KV_HEADS, width=WIDTH)
+    cache.blocks = cache.blocks.bfloat16()
+    attention = PagedSdpaAttention(cache, num_layers=1)
+
+    for start, end in ((0, 20), (20, 39), (39, 40)):
+        attention.plan(sequences.batch([(0, start, end)]))
+        output = attention.forward(0, *(x[start:end].bfloat16() for x in (q, k, v)))
+        torch.testing.assert_close(output.float(), expected[start:end], rtol=0.05, atol=0.05)
+
+
 def test_cache_of_another_layout_is_refused() -> None:
     class LayerMajor(Cache):
         def layer(self, index: int) -> Tensor:
