@@ -7,6 +7,7 @@ which a terminal or a supervisor may send to the whole group, are ignored: the s
 """
 
 import argparse
+import contextlib
 import gc
 import importlib
 import logging
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -40,7 +42,7 @@ from runtime.messages import (
 from runtime.request import Request, RequestOutput
 from runtime.stats import EngineInfo, EngineStats
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("runtime.engine_process")
 
 DEFAULT_FACTORY = "runtime.startup:build_engine"
 
@@ -156,7 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal_number, signal.SIG_IGN)
     configure_logging(options.log_level)
     config_line = _read_line(sys.stdin.fileno())
-    threading.Thread(target=_die_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
+    socket_path = Path(options.address.removeprefix("ipc://"))
+    threading.Thread(target=_die_with_parent, args=(sys.stdin.fileno(), socket_path), daemon=True).start()
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         # No limit: what is on the way is bounded by the requests in flight, and a step must not wait for the server.
         socket.set_hwm(0)
@@ -170,8 +173,8 @@ def _serve(socket: "zmq.Socket[bytes]", factory: str, config_line: bytes) -> int
         engine = _factory(factory)(msgspec.json.decode(config_line, type=EngineConfig))
     except Exception as error:
         is_for_people = isinstance(error, ValueError)
-        log.error("the engine cannot start", exc_info=None if is_for_people else error)
         message = str(error) if is_for_people else f"{type(error).__name__}: {error}"
+        log.error("the engine cannot start: %s", message, exc_info=None if is_for_people else error)
         socket.send_multipart(encode(StartFailed(message)))
         return EXIT_START_FAILED
     # What the start made stays: the collector need not look at it again during steps.
@@ -203,14 +206,18 @@ def _read_line(descriptor: int) -> bytes:
     return line
 
 
-def _die_with_parent(descriptor: int) -> None:
-    """Ends the process when the pipe's other end is closed, which the kernel does however the server dies.
+def _die_with_parent(descriptor: int, socket_path: Path) -> None:
+    """Ends the process when the pipe's other end is closed, which the kernel does however the server dies, and tidies
+    up after a server that had no time to: its socket and the directory made for it.
 
     A thread, so that it works while weights load or a step runs too; and not PR_SET_PDEATHSIG, which the end of the
     server's *thread* that started us would trigger.
     """
     while os.read(descriptor, 1):
         pass
+    with contextlib.suppress(OSError):
+        socket_path.unlink(missing_ok=True)
+        socket_path.parent.rmdir()
     os._exit(EXIT_PARENT_GONE)
 
 

@@ -21,7 +21,7 @@ M = TypeVar("M")
 
 
 class MessageError(ValueError):
-    """The frames are no message. `request_id` is that of a request which could be read, but not its pixels."""
+    """The frames are no message. `request_id`: whose they were, where that much could be read, so that it is told."""
 
     def __init__(self, message: str, *, request_id: str | None = None) -> None:
         super().__init__(message)
@@ -134,5 +134,16 @@ def _decode(decoder: "msgspec.msgpack.Decoder[M]", frames: Sequence[Frame]) -> M
         raise MessageError("a message has at least 1 frame, not 0")
     try:
         return decoder.decode(frames[0])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise MessageError(f"the frame is no message: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError(f"the frame is no message: {error}", request_id=_request_id(frames[0])) from error
+
+
+def _request_id(frame: Frame) -> str | None:
+    """That of an `AddRequest` with a field of a wrong type, say; `None` where there is none to be found."""
+    try:
+        raw = msgspec.msgpack.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError):
+        return None
+    request = raw.get("request") if isinstance(raw, dict) else None
+    request_id = request.get("request_id") if isinstance(request, dict) else None
+    return request_id if isinstance(request_id, str) else None

@@ -344,19 +344,38 @@ async def main():
         await asyncio.sleep(0.01)
     if "{factory}" == "inventing":
         await task
-    print(client.pid, flush=True)
+    print(client.pid, client._directory, flush=True)
     await asyncio.sleep(3600)
 asyncio.run(main())
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        engine_pid = int(server.stdout.readline())
+        pid, directory = server.stdout.readline().split()
+        engine_pid = int(pid)
         assert is_alive(engine_pid)
         server.kill()
     deadline = time.monotonic() + WAIT_SECONDS
     while is_alive(engine_pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_alive(engine_pid)
+    assert not Path(directory).exists()
+
+
+def test_the_real_engine_serves_in_its_process(tiny_checkpoint: Path) -> None:
+    async def test() -> None:
+        client = ProcessEngineClient(EngineConfig(model=str(tiny_checkpoint), max_model_len=128, num_threads=1))
+        await client.start()
+        try:
+            assert client.info is not None
+            assert sum(client.info.memory.components.values()) == client.info.memory.requested_bytes
+            first, last = await collect(client, request("a", max_tokens=5))
+            again, cached = await collect(client, request("b", max_tokens=5))
+            assert (len(first), last.finish_reason, last.num_cached_tokens) == (5, "length", 0)
+            assert (again, cached.num_cached_tokens) == (first, 16)
+        finally:
+            await client.shutdown()
+
+    run(test())
 
 
 def test_the_client_imports_no_torch() -> None:

@@ -87,6 +87,13 @@ def test_wrong_pixels_are_an_error_of_their_request(frames: list[bytes], message
     assert raised.value.request_id == "r"
 
 
+def test_a_field_of_a_wrong_type_is_an_error_of_its_request() -> None:
+    bad = msgspec.structs.replace(request(), sampling=SamplingParams(max_tokens="many"))  # type: ignore[arg-type]
+    with pytest.raises(MessageError, match="max_tokens") as raised:
+        decode_to_engine(encode(AddRequest(bad)))
+    assert raised.value.request_id == "r"
+
+
 @pytest.mark.parametrize("size", [(0, 4), (-2, -4)])
 def test_an_image_without_pixels_is_an_error(size: tuple[int, int]) -> None:
     with pytest.raises(MessageError, match="image 0 is"):
@@ -104,6 +111,7 @@ def test_an_image_without_pixels_is_an_error(size: tuple[int, int]) -> None:
         [msgspec.msgpack.encode({"type": "AbortRequest", "request_id": 5})],
         [b"\x81\xa4type\xa3\xff\xfe\xfd"],
         [msgspec.msgpack.encode(Shutdown()), b"left over"],
+        [b"\x91" * 100_000],
     ],
 )
 def test_malformed_frames_are_an_error(frames: list[bytes]) -> None:
