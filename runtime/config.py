@@ -34,7 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: int = 0
 
-    # Threads of one operation on a CPU; `None`: the cores that this process may use, up to a bound (runtime/startup).
+    # Threads of one operation on a CPU; `None`: the cores that this process may use, but for one (runtime/threads).
     num_threads: int | None = None
 
     # Limits of a request and of a step.

@@ -38,11 +38,9 @@ from runtime.model.loader import LoadedModel, load_model
 from runtime.model.sdpa import PagedSdpaAttention
 from runtime.scheduler.scheduler import Scheduler
 from runtime.stats import EngineInfo, GraphFamilyInfo
+from runtime.threads import default_threads
 
 log = logging.getLogger(__name__)
-
-# Threads of one operation gain little beyond this on models that a CPU serves (docs/decisions.md).
-MAX_DEFAULT_THREADS = 16
 
 # A default request on a CPU stops at a million tokens of KV: block numbers cost memory too.
 MAX_DEFAULT_KV_TOKENS = 1 << 20
@@ -64,7 +62,7 @@ def build_engine(config: EngineConfig) -> Engine:
     with phases("baseline"):
         device = _device(config)
         baseline_bytes = device.used_bytes()
-        torch.set_num_threads(config.num_threads or min(MAX_DEFAULT_THREADS, allowed_cpus()))
+        torch.set_num_threads(config.num_threads or default_threads(allowed_cpus()))
         model_config, resolved, directory = _resolve(config)
         dtype = _dtype(config)
     with phases("load_weights"):

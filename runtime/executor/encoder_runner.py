@@ -133,7 +133,9 @@ class EncoderProgram:
         """Patchifies the images, one after the other, into the front of the buffer; returns how many patches."""
         start = 0
         for image in pixels:
-            pixels_HWC = torch.from_numpy(image).to(self._device, non_blocking=True)
+            # Pixels that came as a message are read-only memory, which torch does not wrap without a warning.
+            writable = image if image.flags.writeable else image.copy()
+            pixels_HWC = torch.from_numpy(writable).to(self._device, non_blocking=True)
             patches = patchify(pixels_HWC, self._config.patch_size, self._config.spatial_merge_size)
             patches_PC[start : start + len(patches)].copy_(patches)
             start += len(patches)

@@ -56,16 +56,6 @@ class StaticInputs(Protocol):
         ...
 
 
-class GraphCounter(Protocol):
-    """A graph set as those see it who only read its counts."""
-
-    @property
-    def family(self) -> GraphFamily: ...
-
-    @property
-    def counts(self) -> GraphCounts: ...
-
-
 InputsT = TypeVar("InputsT", bound=StaticInputs)
 
 
