@@ -84,6 +84,22 @@ def test_client_that_leaves_while_it_sends_harms_nobody(tiny_checkpoint: Path) -
         assert server.post(chat()).status_code == 200
 
 
+def test_client_that_does_not_read_is_cut_off_at_the_deadline(tiny_checkpoint: Path) -> None:
+    engine = FakeEngineClient(replay=Replay(token_ids=[50] * 100_000), max_model_len=200_000)
+    with running_server(tiny_checkpoint, engine, request_timeout_seconds=1) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(raw_request(chat(stream=True)))
+            wait_until(lambda: server.metric("fovea_requests_aborted_total", reason="timeout") == 1)
+            assert server.service.lifecycle.num_in_flight == 0
+            assert len(engine.aborted) == 1
+            # The server hangs up: what the socket still holds comes, and then the end.
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(1 << 20):
+                    pass
+        engine.replay = Replay()
+        assert server.post(chat()).status_code == 200
+
+
 def assert_aborted(server: RunningServer, num_choices: int) -> None:
     wait_until(lambda: server.engine.num_running == 0)
     assert len(server.engine.aborted) == num_choices
