@@ -15,7 +15,14 @@ from runtime.processing.detokenizer import Detokenizer
 from runtime.processing.tokenizer import Tokenizer
 from runtime.request import Request, RequestOutput
 from server.completion import Chunk, Usage, logprob_entries
-from server.errors import InternalServerError, ModelNotFoundError, QueueFullError, context_length
+from server.errors import (
+    ApiError,
+    InternalServerError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    QueueFullError,
+    context_length,
+)
 from server.metrics import Metrics
 from server.prompts import PreparedPrompt, PromptPreparer
 from server.sampling import SamplingDefaults, sampling_params
@@ -179,7 +186,8 @@ class ChatService:
             logger.error("the engine's outputs ended without a finish reason", extra={"request": request.request_id})
             raise InternalServerError()
         finally:
-            admission.leave_queue()
+            if last_time is None:
+                admission.leave_queue()
             self._record(reader.num_tokens, gaps, finish_reason, output, request)
 
     def _record(
@@ -229,7 +237,7 @@ class ChoiceReader:
 
 
 class Admission:
-    """Places of one request in the queue. `leave_queue` gives one back; more calls than places do nothing."""
+    """Places of one request in the queue, one a choice. `leave_queue` gives one back."""
 
     def __init__(self, service: ChatService, num_places: int) -> None:
         self._service = service
@@ -237,9 +245,9 @@ class Admission:
         service._num_waiting += num_places
 
     def leave_queue(self) -> None:
-        if self._num_places:
-            self._num_places -= 1
-            self._service._num_waiting -= 1
+        assert self._num_places > 0, "a choice left the queue twice"
+        self._num_places -= 1
+        self._service._num_waiting -= 1
 
     def close(self) -> None:
         """Gives back what is left."""
@@ -247,8 +255,12 @@ class Admission:
         self._num_places = 0
 
 
-def engine_refusal(output: RequestOutput) -> Exception:
-    """The error of a request that the engine would not or could not run. Why it could not stays in the log."""
+def engine_refusal(output: RequestOutput) -> ApiError:
+    """The error of a request that the engine would not or could not run. Why it could not stays in the log; why it
+    would not is meant for people."""
+    if output.is_rejected:
+        message = output.error or "the request can never be served"
+        return InvalidRequestError(f"The engine refused the request: {message}.", param="messages")
     logger.error("the engine failed a request: %s", output.error, extra={"request": output.request_id})
     return InternalServerError()
 

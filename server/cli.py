@@ -41,7 +41,6 @@ def run_serve(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
     settings = settings_from(arguments, parser)
 
     from runtime.process_client import ProcessEngineClient
-
     from server.log import configure_logging
     from server.serve import serve
 
@@ -52,9 +51,8 @@ def run_serve(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
 def run_plan(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     settings = settings_from(arguments, parser)
 
-    from runtime.process_client import ProcessEngineClient
-
     from runtime.client import EngineDeadError
+    from runtime.process_client import ProcessEngineClient
     from server.log import configure_logging
     from server.plan import engine_info, plan_json, plan_tables
 

@@ -179,7 +179,8 @@ REJECT_REASONS: tuple[str, ...] = (
 )
 
 
-MAX_FIELD_NAME_CHARS = 40
+# Fields of the request whose keys are not ours.
+MAPPINGS = frozenset({"logit_bias"})
 
 
 def engine_dead() -> ServiceUnavailableError:
@@ -208,17 +209,17 @@ def context_length(max_model_len: int, num_prompt_tokens: int, max_tokens: int |
 def param_path(location: Sequence[int | str]) -> str | None:
     """`("messages", 0, "content", "<parts>", 1, "type")` -> `messages[0].content[1].type`.
 
-    Entries in angle brackets are the tags of unions and no part of the document. Keys that are no field names are the
-    client's text: the path ends before them.
+    Entries in angle brackets are the tags of unions and no part of the document. The keys of mappings are the client's
+    text: the path ends before them.
     """
     path = ""
     for entry in location:
         if isinstance(entry, int):
             path += f"[{entry}]"
-        elif entry.isidentifier() and len(entry) <= MAX_FIELD_NAME_CHARS:
-            path += f".{entry}" if path else entry
         elif not entry.startswith("<"):
-            break
+            path += f".{entry}" if path else entry
+            if entry in MAPPINGS:
+                break
     return path or None
 
 

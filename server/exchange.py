@@ -5,6 +5,7 @@ last event of the stream.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -21,7 +22,7 @@ from server import errors
 from server.chat import ChatService, Generation
 from server.completion import Chunk, Fold
 from server.errors import ApiError
-from server.lifecycle import Lifecycle, RequestEndedError, RequestLife
+from server.lifecycle import FAREWELL_SECONDS, Lifecycle, RequestEndedError, RequestLife
 from server.metrics import Metrics
 from server.schemas import ChatCompletionRequest
 from server.security import check_content_type, parse_json, read_body
@@ -72,7 +73,10 @@ class ChatExchange(Response):
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._is_started:
-            await _send_body(send, error_event(error.body()), is_last=True)
+            # A client that does not read would hold us here for ever; uvicorn closes the connection instead.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await _send_body(send, error_event(error.body()), is_last=True)
         else:
             self._metrics.rejected[error.reason].inc()
             await error.response()(scope, receive, send)

@@ -35,12 +35,13 @@ class FlagParser(argparse.ArgumentParser):
     def __init__(self, **keywords: Any) -> None:
         super().__init__(allow_abbrev=False, **keywords)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        values, unknown = self.parse_known_args(args, namespace)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # Subcommands are parsed through this method: the error should come from the parser that knows the flags.
+        values, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
             self.error(f"unknown argument {name}{nearest(name, [*self._option_string_actions])}")
-        return values
+        return values, unknown
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")

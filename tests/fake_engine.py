@@ -61,6 +61,7 @@ class Replay:
     """What the engine answers: tokens with a pause before each, and then how it ends.
 
     `hang_after`: gives so many tokens and then nothing more. `fail_after`: gives so many and then an error.
+    `rejection`: why the request is refused at once.
     `logprob` is that of each token; the likeliest are the token itself and its successors.
     """
 
@@ -70,6 +71,7 @@ class Replay:
     finish_reason: FinishReason = "stop"
     hang_after: int | None = None
     fail_after: int | None = None
+    rejection: str | None = None
     logprob: float = -0.5
     num_cached_tokens: int = 0
 
@@ -78,12 +80,13 @@ class Replay:
 class FakeEngineClient:
     """Replays `replay`, or what `script` makes of a request. Records requests and which of them were aborted.
 
-    `start_delay_seconds`, `start_error`: how the start goes. `die` ends the engine as a crash would.
+    `is_start_held`: the start waits for `release_start`. `start_error`: it fails. `die` ends the engine as a crash
+    would.
     """
 
     replay: Replay = field(default_factory=Replay)
     script: Callable[[Request], Replay] | None = None
-    start_delay_seconds: float = 0.0
+    is_start_held: bool = False
     start_error: str | None = None
     max_model_len: int = 4096
     heartbeat_age: float = 0.0
@@ -96,6 +99,7 @@ class FakeEngineClient:
     def __post_init__(self) -> None:
         self._state: EngineState = "starting"
         self._info: EngineInfo | None = None
+        self._released = asyncio.Event()
         self._dead = asyncio.Event()
         self._reason = ""
         self._counts = GraphCounts(hits=3, misses={"too_large": 1}, replays={"64": 2}, padded_tokens=10)
@@ -119,7 +123,8 @@ class FakeEngineClient:
         return self.heartbeat_age
 
     async def start(self) -> None:
-        await asyncio.sleep(self.start_delay_seconds)
+        if self.is_start_held:
+            await self._released.wait()
         if self.start_error is not None:
             self._state = "dead"
             raise EngineDeadError(self.start_error)
@@ -146,6 +151,11 @@ class FakeEngineClient:
         replay = self.script(request) if self.script else self.replay
         token_ids = list(replay.token_ids)[: request.sampling.max_tokens]
         finish_reason = replay.finish_reason if len(token_ids) == len(replay.token_ids) else "length"
+        if replay.rejection is not None:
+            yield RequestOutput(
+                request_id=request.request_id, finish_reason="error", error=replay.rejection, is_rejected=True
+            )
+            return
         scheduled_time = time.time()
         for start in range(0, len(token_ids), replay.tokens_per_output):
             if replay.hang_after is not None and start >= replay.hang_after:
@@ -183,6 +193,10 @@ class FakeEngineClient:
                 pass
         if self._dead.is_set():
             raise EngineDeadError(self._reason)
+
+    def release_start(self) -> None:
+        """Call it in the event loop's thread."""
+        self._released.set()
 
     def die(self, reason: str = "killed") -> None:
         """As if the engine's process had crashed. Call it in the event loop's thread."""

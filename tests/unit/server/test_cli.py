@@ -1,0 +1,114 @@
+import asyncio
+import io
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from runtime.stats import EngineInfo
+from server import bench
+from server.bench_flags import sizes
+from server.cli import main
+from server.log import JsonFormatter, TextFormatter
+from server.plan import engine_info as started_info
+from server.plan import plan_json, plan_tables, table
+from tests import fake_engine
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("fovea ")
+
+
+def test_module_is_the_command() -> None:
+    ended = subprocess.run([sys.executable, "-m", "server", "--help"], capture_output=True, cwd=ROOT, check=True)
+    for command in (b"serve", b"plan", b"bench", b"version"):
+        assert command in ended.stdout
+
+
+def test_unknown_commands_and_flags_are_loud(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["sreve"], ["serve", "--prot", "1"], ["bench", "serve", "--concurency", "1"], []):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+    assert "did you mean --port?" in capsys.readouterr().err
+
+
+def test_wrong_settings_end_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--max-num-seqs", "0"])
+    assert ended.value.code == 2
+    assert "max_num_seqs is 0" in capsys.readouterr().err
+
+
+def test_plan_prints_every_row() -> None:
+    info = fake_engine.engine_info()
+    text = plan_tables(info)
+    for name in [*info.memory.components, "requested", "unplanned", "encoder", "captured", "load_weights", "total"]:
+        assert name in text
+    assert msgspec.json.decode(plan_json(info), type=EngineInfo) == info
+
+
+def test_plan_ends_its_engine() -> None:
+    engine = fake_engine.FakeEngineClient()
+    assert asyncio.run(started_info(engine)).model == "fake"
+    assert engine.num_shutdowns == 1
+    failing = fake_engine.FakeEngineClient(start_error="no")
+    with pytest.raises(Exception, match="no"):
+        asyncio.run(started_info(failing))
+    assert failing.num_shutdowns == 1
+
+
+def test_tables_line_up() -> None:
+    assert table(("a", "bb"), [("ccc", "1")]).splitlines() == ["a    bb", "---  --", "ccc   1"]
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    found = bench.percentiles([value / 1000 for value in range(1, 101)])
+    assert found == {"mean": 50.5, "p50": 50.0, "p90": 90.0, "p99": 99.0}
+    assert bench.percentiles([0.001])["p99"] == 1.0
+    assert bench.percentiles([]) == {}
+
+
+def test_picture_sizes() -> None:
+    assert sizes("224x224,448x336") == ((224, 224), (448, 336))
+
+
+def test_noise_is_seeded() -> None:
+    import random
+
+    urls = [bench.noise_url(random.Random(seed), 8, 8) for seed in (1, 1, 2)]
+    assert urls[0] == urls[1] != urls[2]
+
+
+def record(**extra: object) -> logging.LogRecord:
+    one = logging.LogRecord("server.access", logging.INFO, __file__, 1, "request %s", ("x",), None)
+    one.__dict__.update(extra)
+    return one
+
+
+def test_log_lines_are_json_with_known_fields_only() -> None:
+    line = json.loads(JsonFormatter().format(record(status=200, request_id="r", prompt="secret")))
+    assert (line["message"], line["status"], line["request_id"], line["level"]) == ("request x", 200, "r", "info")
+    assert "prompt" not in line
+    assert "status=200" in TextFormatter().format(record(status=200))
+
+
+def test_log_lines_hold_tracebacks() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.Logger("one")
+    logger.addHandler(handler)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logger.exception("it failed")
+    (line,) = stream.getvalue().splitlines()
+    assert "ValueError: broken" in json.loads(line)["exception"]

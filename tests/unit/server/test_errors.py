@@ -1,0 +1,53 @@
+import json
+
+from server import errors
+from server.errors import REJECT_REASONS, ApiError, InvalidImageError, QueueFullError, RequestTimeoutError, param_path
+
+
+def all_subclasses(kind: type[ApiError]) -> set[type[ApiError]]:
+    return {kind}.union(*(all_subclasses(below) for below in kind.__subclasses__()))
+
+
+def test_body_has_the_four_keys() -> None:
+    error = InvalidImageError("No.", param="messages[0]")
+    assert json.loads(error.body()) == {
+        "error": {"message": "No.", "type": "invalid_request_error", "param": "messages[0]", "code": "invalid_image"}
+    }
+
+
+def test_every_kind_has_a_reason_that_is_counted() -> None:
+    for kind in all_subclasses(ApiError):
+        assert kind.reason in REJECT_REASONS
+    for error in (errors.draining(), errors.engine_dead()):
+        assert error.reason in REJECT_REASONS
+
+
+def test_the_tree_in_the_docstring_is_complete() -> None:
+    assert errors.__doc__ is not None
+    for kind in all_subclasses(ApiError):
+        assert kind.__name__ in errors.__doc__
+
+
+def test_what_may_be_tried_again_says_when() -> None:
+    for error in (QueueFullError(5), errors.draining(), errors.engine_dead()):
+        assert float(error.headers["retry-after"]) > 0
+    assert "retry-after" not in RequestTimeoutError(1).headers
+    assert errors.draining().headers["connection"] == "close"
+
+
+def test_context_length_has_the_wording_that_clients_match() -> None:
+    alone = errors.context_length(100, 120, None)
+    assert alone.code == "context_length_exceeded"
+    assert alone.message.startswith(
+        "This model's maximum context length is 100 tokens. However, your messages resulted in 120 tokens."
+    )
+    both = errors.context_length(100, 60, 50)
+    assert "you requested 110 tokens (60 in the messages, 50 in the completion)" in both.message
+
+
+def test_paths() -> None:
+    assert param_path(("messages", 0, "content", "<list>", 1, "<image>", "image_url", "url")) == (
+        "messages[0].content[1].image_url.url"
+    )
+    assert param_path(()) is None
+    assert param_path(("logit_bias", "drop table; --")) == "logit_bias"
