@@ -313,6 +313,7 @@ def test_metrics_count_what_was_served(tiny_checkpoint: Path) -> None:
         assert server.metric("fovea_time_to_first_token_seconds_count") == 2
         assert server.metric("fovea_inter_token_latency_seconds_count") == 4
         assert server.metric("fovea_requests_in_flight") == 0
+        assert server.metric("fovea_requests_aborted_total", reason="disconnect") == 0
         text = server.get("/metrics").text
         assert 'fovea_graph_hits_total{graph="encoder"} 3.0' in text
         assert "tiny" in text
