@@ -83,6 +83,7 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the engine runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="type of weights and KV cache")
     seed: int = Field(0, description="seed of requests that bring none")
+    num_threads: int | None = Field(None, description="threads of one operation on a CPU")
 
     num_threads: int | None = Field(None, description="threads of one operation on a CPU")
 

@@ -13,13 +13,11 @@ from typing import Generic, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from runtime.config import ConfigError, EngineConfig, ResolvedConfig
+from runtime.config import MIB, ConfigError, EngineConfig, ResolvedConfig
 from runtime.executor.graph_backend import CapturedGraph, CaptureError, GraphBackend
 from runtime.stats import MISS_REASONS, BucketInfo, GraphCounts, GraphFamily, GraphFamilyInfo, MissReason
 
 log = logging.getLogger(__name__)
-
-MIB = 1 << 20
 
 # Mixed prefill+decode buckets of `--decoder-graphs full` start at this many tokens and double.
 MIN_MIXED_TOKENS = 64

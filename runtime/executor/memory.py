@@ -6,10 +6,8 @@ Every row is in bytes; the rows sum to the request exactly. What can fail is the
 import math
 from dataclasses import asdict, dataclass
 
-from runtime.config import ConfigError, ReserveGraphMemory
+from runtime.config import MIB, ConfigError, ReserveGraphMemory
 from runtime.stats import MEMORY_COMPONENTS, MemoryLedger
-
-MIB = 1 << 20
 
 GRAPH_ROWS = ("encoder_graphs", "decoder_graphs", "graph_driver")
 
@@ -87,6 +85,16 @@ class MemoryPlan:
         """What `used_bytes`, with the whole KV cache in it, exceeds the plan by; negative while something is unused."""
         return used_bytes - self.planned_bytes
 
+    def __str__(self) -> str:
+        """An aligned table in MiB, rows that are 0 included, with the sum and what the KV cache holds."""
+        width = max(map(len, MEMORY_COMPONENTS))
+        lines = [f"{row:<{width}}  {value / MIB:>12,.3f} MiB" for row, value in self.components.items()]
+        lines.append("-" * len(lines[0]))
+        lines.append(f"{'requested':<{width}}  {self.requested_bytes / MIB:>12,.3f} MiB")
+        tokens = (self.num_blocks - 1) * self.block_size
+        blocks = f"{self.num_blocks} blocks of {self.block_size} tokens ({self.block_bytes} bytes)"
+        return "\n".join([*lines, f"KV cache: {blocks}, {tokens} tokens"])
+
     def ledger(self, *, used_bytes: int) -> MemoryLedger:
         """The plan as it is exported."""
         return MemoryLedger(
@@ -154,19 +162,6 @@ def plan_memory(
         block_size=kv.block_size,
         block_bytes=kv.block_bytes,
     )
-
-
-def format_plan(plan: MemoryPlan) -> str:
-    """The plan as an aligned table in MiB, rows that are 0 included, with the sum and what the KV cache holds."""
-    width = max(map(len, MEMORY_COMPONENTS))
-    lines = [f"{row:<{width}}  {value / MIB:>12,.3f} MiB" for row, value in plan.components.items()]
-    lines.append("-" * len(lines[0]))
-    lines.append(f"{'requested':<{width}}  {plan.requested_bytes / MIB:>12,.3f} MiB")
-    tokens = (plan.num_blocks - 1) * plan.block_size
-    lines.append(
-        f"KV cache: {plan.num_blocks} blocks of {plan.block_size} tokens ({plan.block_bytes} bytes), {tokens} tokens"
-    )
-    return "\n".join(lines)
 
 
 def _refuse_too_few(

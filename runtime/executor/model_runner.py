@@ -76,7 +76,7 @@ class ModelRunner:
         self._encoder = encoder
         self._store = store
         self._buffers = buffers
-        self._max_model_len = max_model_len
+        self._device = device
         self._pixels_per_token_side = pixels_per_token_side
         self._seeds = random.Random(seed)
         self._requests: dict[str, RunningRequest] = {}
@@ -90,8 +90,9 @@ class ModelRunner:
 
     @property
     def static_bytes(self) -> int:
-        """Bytes on the device of step inputs and sampling rows."""
-        return self._buffers.num_bytes + self._sampling.num_bytes
+        """Bytes on the device of step inputs and sampling rows; where the device is the CPU, of the slots too."""
+        on_host = self._slots.num_bytes if self._device.type == "cpu" else 0
+        return self._buffers.num_bytes + self._sampling.num_bytes + on_host
 
     def decoder_program(self, *, max_mixed_tokens: int) -> DecoderProgram:
         """What the decoder's graph set captures. `max_mixed_tokens`: of the largest mixed bucket, 0 without one."""

@@ -63,14 +63,26 @@ class RequestSlots:
 
     def __init__(self, *, num_slots: int, max_model_len: int, max_blocks: int) -> None:
         # Pages of these that no request reaches cost nothing.
-        self.token_ids_NL: NDArray[np.int64] = np.zeros((num_slots, max_model_len), dtype=np.int64)
-        self.positions_3NL: NDArray[np.int64] = np.zeros((3, num_slots, max_model_len), dtype=np.int64)
+        self.token_ids_NL: NDArray[np.int32] = np.zeros((num_slots, max_model_len), dtype=np.int32)
+        self.positions_3NL: NDArray[np.int32] = np.zeros((3, num_slots, max_model_len), dtype=np.int32)
         self.block_tables_NM: NDArray[np.int32] = np.zeros((num_slots, max_blocks), dtype=np.int32)
         # Position of an output token minus its index, and the number of output tokens.
         self.position_shift_N: NDArray[np.int64] = np.zeros(num_slots, dtype=np.int64)
         self.num_outputs_N: NDArray[np.int64] = np.zeros(num_slots, dtype=np.int64)
         self._owners: list[RunningRequest | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the host, whether or not they were touched yet."""
+        tables = (
+            self.token_ids_NL,
+            self.positions_3NL,
+            self.block_tables_NM,
+            self.position_shift_N,
+            self.num_outputs_N,
+        )
+        return sum(table.nbytes for table in tables)
 
     def acquire(self, running: RunningRequest, *, step_request_ids: Collection[str]) -> int:
         """Gives the request a slot, filled with what is known of it; that of a request outside the step if need be."""

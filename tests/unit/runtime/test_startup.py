@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from runtime.engine import Engine
 from runtime.executor.encoder_runner import EncoderProgram
 from runtime.executor.memory import MemoryPlanError
 from runtime.request import ImageInput, PlaceholderRange, Request, RequestOutput, SamplingParams
-from runtime.startup import Phases, build_engine
+from runtime.scheduler.block_manager import BlockManager
+from runtime.startup import BLOCK_NUMBER_BYTES, Phases, build_engine
 from runtime.stats import MEMORY_COMPONENTS, MISS_REASONS
 
 SIDE = 28
@@ -308,3 +310,19 @@ def test_a_device_that_is_not_served_is_refused(tiny_checkpoint: Path) -> None:
 def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         build(tmp_path)
+
+
+def test_what_the_scheduler_keeps_of_a_block_is_planned() -> None:
+    num_blocks = 4096
+    tracemalloc.start()
+    try:
+        blocks = BlockManager(num_blocks, 16)
+        table = blocks.allocate(num_blocks - 1)
+        for block_id in table:
+            blocks.name(block_id, hashlib.sha256(str(block_id).encode()).digest())
+        blocks.release(table)
+        del table
+        kept_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes / num_blocks <= BLOCK_NUMBER_BYTES

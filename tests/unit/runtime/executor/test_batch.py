@@ -25,7 +25,7 @@ def make_buffers() -> StepBuffers:
     return StepBuffers(
         max_tokens=MAX_TOKENS,
         max_seqs=17,
-        max_blocks=MAX_TOKENS // BLOCK,
+        max_blocks=MAX_LEN // BLOCK,
         block_size=BLOCK,
         device=torch.device("cpu"),
     )
@@ -233,12 +233,12 @@ def test_mixed_padding_is_one_sequence_on_the_null_block() -> None:
     buffers.block_tables_BM.host[:] = 77
     request, other = make_request("a", 9), make_request("b", 3, outputs=1)
     step = prepare(slots, [(request, part_of(request, 0, 9, 1)), (other, part_of(other, 3, 1, 9))])
-    batch = fill_batch(buffers, slots, step, StepShape.of(step), Padding(tokens=32, is_mixed=True))
+    batch = fill_batch(buffers, slots, step, StepShape.of(step), Padding(tokens=MAX_TOKENS, is_mixed=True))
     check_against_reference(buffers, step, batch)
-    assert batch.attention.query_start_loc_cpu.tolist() == [0, 9, 10, 32]
-    assert batch.attention.seq_lens_cpu.tolist() == [9, 4, 22]
+    assert batch.attention.query_start_loc_cpu.tolist() == [0, 9, 10, 96]
+    assert batch.attention.seq_lens_cpu.tolist() == [9, 4, 86]
     assert (batch.attention.slot_mapping_T[10:] < BLOCK).all()
-    assert (batch.attention.block_tables_BN[2, : -(-22 // BLOCK)] == 0).all()
+    assert (batch.attention.block_tables_BN[2, : -(-86 // BLOCK)] == 0).all()
 
 
 @pytest.mark.parametrize("is_mixed", [True, False])

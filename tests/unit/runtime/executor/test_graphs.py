@@ -169,6 +169,22 @@ def test_storage_that_buckets_share_is_counted_once() -> None:
     assert graphs.graph_bytes == (8 + 8 + 4) * WIDTH * 4  # the buffer and two outputs
 
 
+def test_storage_is_counted_again_once_its_graph_is_released() -> None:
+    backend = EmulatedBackend()
+    rows = torch.zeros(8, WIDTH)
+    first = backend.capture(lambda: rows * 2, [rows])
+    taken = first.graph_bytes
+    assert backend.capture(lambda: rows * 2, [rows]).graph_bytes == taken - rows.nbytes
+    first.release()
+    assert first.graph_bytes == 0
+    assert backend.capture(lambda: rows * 2, [rows]).graph_bytes == taken
+
+
+def test_storage_that_is_counted_elsewhere_is_not_counted_here() -> None:
+    rows = torch.zeros(8, WIDTH)
+    assert EmulatedBackend(counted=[rows]).capture(lambda: rows * 2, [rows[:4]]).graph_bytes == rows.nbytes
+
+
 @pytest.mark.parametrize("error", [RuntimeError("kernel"), MemoryError("full"), torch.OutOfMemoryError("full")])
 @pytest.mark.parametrize("bucket", ["4", "8"])
 def test_failed_capture_costs_one_bucket_its_graph(bucket: str, error: Exception) -> None:
@@ -207,7 +223,10 @@ def test_nan_planted_in_the_padding_is_caught() -> None:
     assert states(graphs) == {"4": "self_test_failed", "8": "self_test_failed"}
     assert graphs.choose(tokens=2, items=1) == "self_test_failed"
     assert graphs.graph_bytes == 0
-    assert all(bucket.self_test == "failed" for bucket in graphs.info(reserved_bytes=0).buckets)
+    for bucket in graphs.info(reserved_bytes=0).buckets:
+        assert bucket.self_test == "failed"
+        assert bucket.error is not None
+        assert "not finite" in bucket.error
 
 
 class Lingering(Doubling):

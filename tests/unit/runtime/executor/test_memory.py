@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.config import MIB
 from runtime.executor.memory import (
-    MIB,
     KVRequest,
     MeasuredRows,
     MemoryPlan,
     MemoryPlanError,
-    format_plan,
     plan_memory,
 )
 from runtime.stats import MEMORY_COMPONENTS
@@ -171,7 +170,7 @@ def test_a_negative_reading_is_refused_with_its_number() -> None:
 
 
 def test_the_table_is_aligned_and_has_every_row() -> None:
-    lines = format_plan(plan(1024 * MIB)).splitlines()
+    lines = str(plan(1024 * MIB)).splitlines()
     assert [line.split()[0] for line in lines[: len(MEMORY_COMPONENTS)]] == list(MEMORY_COMPONENTS)
     assert len({len(line) for line in lines[:-1]}) == 1
     assert "1,024.000 MiB" in lines[-2]
