@@ -85,8 +85,6 @@ class Settings(BaseSettings):
     seed: int = Field(0, description="seed of requests that bring none")
     num_threads: int | None = Field(None, description="threads of one operation on a CPU")
 
-    num_threads: int | None = Field(None, description="threads of one operation on a CPU")
-
     # Limits of a request and of a step.
     max_model_len: int | None = Field(None, description="most tokens of prompt and answer together")
     max_num_seqs: int = Field(16, description="most sequences that run at the same time")
