@@ -79,8 +79,10 @@ class ProcessorConfig:
     image_std: tuple[float, float, float]
 
 
-def locate_model(model: str) -> Path:
+def locate_model(model: str, revision: str | None = None) -> Path:
     """The directory of MODEL: `demo`, a directory, or a hub name (downloaded unless `HF_HUB_OFFLINE` forbids it).
+
+    `revision`: commit, tag or branch of a hub name; a directory has none.
 
     Raises:
         CheckpointError: there is no such directory, and the hub does not give it.
@@ -98,9 +100,11 @@ def locate_model(model: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"model {model!r} could not be had from the hub: {type(error).__name__}") from error
+        at = "" if revision is None else f" at revision {revision!r}"
+        raise CheckpointError(f"model {model!r}{at} could not be had from the hub: {type(error).__name__}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
