@@ -33,14 +33,15 @@ CUSTOM_GROUPS = ("monitoring.coreos.com/",)
 Object = dict[str, Any]
 
 
-def tool(name: str) -> str:
+def tool(name: str, *, comes_with: str = "make install") -> str:
     """Path of a program that the development dependencies bring, or that is installed on the machine.
 
-    Their wheels exist for Linux and macOS. Elsewhere the test is skipped, but never in CI.
+    Their wheels exist for Linux and macOS, Debian's packages on Debian. Elsewhere the test is skipped, but never in CI.
     """
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin")
+    found = shutil.which(name, path=os.pathsep.join(folders))
     if found is None:
-        reason = f"{name} is not installed: make install brings it"
+        reason = f"{name} is not installed: {comes_with} brings it"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)

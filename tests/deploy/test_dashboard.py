@@ -4,15 +4,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import promql_parser
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.manifests import DEPLOY, ROOT, answers
+from tests.deploy.queries import vector_selectors
 
 FILES = sorted((DEPLOY / "dashboards").glob("*.json"))
 DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
@@ -65,28 +64,18 @@ def expressions(panel: Panel) -> list[str]:
     return [target["expr"] for target in panel["targets"]]
 
 
-def parsed(expression: str) -> promql_parser.Expr:
+def filled(expression: str) -> str:
     """The query as Prometheus would get it: Grafana's variables filled in."""
-    filled = (
+    query = (
         expression.replace("$__rate_interval", "1m").replace("$__range", "1h").replace("$instance", "127.0.0.1:8000")
     )
-    assert not re.search(r"\$(?!1\b)", filled), f"an unknown variable in {expression}"
-    return promql_parser.parse(filled)
-
-
-def nodes(expression: Any) -> Iterator[Any]:
-    """All nodes of a parsed query."""
-    yield expression
-    for name in ("lhs", "rhs", "expr", "vector_selector", "param"):
-        if (child := getattr(expression, name, None)) is not None:
-            yield from nodes(child)
-    for child in getattr(expression, "args", None) or ():
-        yield from nodes(child)
+    assert not re.search(r"\$(?!1\b)", query), f"an unknown variable in {expression}"
+    return query
 
 
 def selectors(expression: str) -> list[tuple[str, set[str]]]:
     """Each metric that a query reads, with the labels that it matches."""
-    found = [node for node in nodes(parsed(expression)) if isinstance(node, promql_parser.VectorSelector)]
+    found = vector_selectors(filled(expression))
     named = [(str(node.name), {matcher.name for matcher in node.matchers.matchers}) for node in found]
     # The walk has missed nothing that looks like one of our metrics.
     assert sorted(name for name, _ in named) == sorted(re.findall(r"\b(?:fovea|process)_\w+", expression))
