@@ -70,13 +70,16 @@ def run_plan(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
 
 
 def run_download(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """With the settings of `serve`, so that what is fetched is what will be served with HF_HUB_OFFLINE=1."""
+    """With the settings of `serve`, so that what is fetched is what will be served with HF_HUB_OFFLINE=1. Where that is
+    set here too, nothing is fetched: the exit code says whether the model is there and whole."""
     settings = settings_from(arguments, parser)
 
-    from runtime.checkpoint import CheckpointError, locate_model
+    from runtime.checkpoint import CheckpointError, locate_model, weight_files
 
     try:
-        print(locate_model(settings.model, settings.revision))
+        directory = locate_model(settings.model, settings.revision)
+        weight_files(directory)
+        print(directory)
     except CheckpointError as error:
         print(f"fovea download: {error}", file=sys.stderr)
         return 1

@@ -26,9 +26,9 @@ Made from the code by `python -m server.metrics_table > docs/metrics.md`; a test
 `GET /metrics` is Prometheus' text format. Names are in base units (`_seconds`, `_bytes`, `_ratio`, `_tokens`),
 counters end in `_total`; MiB (`_mib`), the word of the graphs' own accounting, is the one exception. Labels are
 bounded, and every value listed here exists at 0 from the first scrape on, also before the engine is ready. A histogram
-has `_bucket`, `_sum` and `_count`. The engine counts since its start and never resets; what it says of itself (sizes, the
-memory ledger, graphs, start-up phases) is 0 or absent until it is ready. Beside these stand `process_*` and `python_*`
-of the HTTP process.
+has `_bucket`, `_sum` and `_count`. The engine counts since its start and never resets; what it says of itself (sizes,
+the memory ledger, graphs, start-up phases) is 0 or absent until it is ready. Beside these stand `process_*` and
+`python_*` of the HTTP process.
 
 | metric | type | labels | meaning |
 |---|---|---|---|

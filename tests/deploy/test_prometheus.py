@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the real server under a small load; every query of dashboards, rules and scalers has data."""
+"""A real Prometheus scrapes the real server under a small load: every query of ours has data."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""The recording and alert rules: promtool's own unit tests, and agreement with the code, the manifest and the runbook."""
+"""The recording and alert rules: promtool's unit tests, and agreement with code, manifest and runbook."""
 
 import json
 import re
