@@ -56,7 +56,8 @@ class RequestContextMiddleware:
             route = scope.get("route")
             handler = getattr(route, "path_format", None) if route is not None else None
             handler = handler if handler in HANDLERS else "other"
-            self._metrics.count_http(handler, status)
+            seconds = time.perf_counter() - start
+            self._metrics.count_http(handler, status, seconds)
             logger.log(
                 logging.DEBUG if handler in QUIET_HANDLERS and status < 400 else logging.INFO,
                 "request",
@@ -65,6 +66,6 @@ class RequestContextMiddleware:
                     "method": scope["method"] if handler != "other" else None,
                     "handler": handler,
                     "status": status,
-                    "seconds": round(time.perf_counter() - start, 6),
+                    "seconds": round(seconds, 6),
                 },
             )
