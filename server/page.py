@@ -68,7 +68,9 @@ class Page:
         """
         self.files = {path.name: _read(path) for path in sorted(folder.iterdir()) if path.suffix in CONTENT_TYPES}
         if INDEX not in self.files:
-            raise FileNotFoundError(f"{folder} holds no {INDEX}: the installation is incomplete (--no-web does without)")
+            raise FileNotFoundError(
+                f"{folder} holds no {INDEX}: the installation is incomplete (--no-web does without)"
+            )
 
     def response(self, name: str, *, if_none_match: str | None = None) -> Response:
         """A file, or 304 if the client has it.
@@ -111,7 +113,11 @@ async def index(request: Request) -> Response:
 
 @router.api_route("/web/{name}", methods=["GET", "HEAD"])
 async def page_file(request: Request) -> Response:
-    return _file(request, request.path_params["name"])
+    name = request.path_params["name"]
+    if name == INDEX:
+        # Its addresses are relative to the root.
+        raise RouteNotFoundError("There is no such route.")
+    return _file(request, name)
 
 
 def _file(request: Request, name: str) -> Response:

@@ -1,5 +1,7 @@
-"""What the built-in page polls: `GET /web/status`, the service's state as one small JSON document. Numbers and names of
-our own only: no path, no prompt, no client's text. Prometheus has /metrics; this is for the page and may change with it.
+"""What the built-in page polls: `GET /web/status`, the service's state as one small JSON document.
+
+Numbers and names of our own only: no path, no prompt, no client's text. Whoever may use the API may read it. Prometheus
+has /metrics; this document is for the page and changes with it.
 """
 
 from typing import Literal

@@ -1,6 +1,8 @@
 // Speaks to the server that sent this page: models, status, and answers as they stream. Knows the key, draws nothing.
 
 const KEY = "fovea-api-key";
+// The page may be served under a prefix.
+const ROOT = new URL("..", import.meta.url);
 
 /** What the server answered instead of success. `status` 0: it was not reached. */
 export class ApiError extends Error {
@@ -29,7 +31,7 @@ export class Api {
     }
   }
 
-  /** The JSON behind a path. Throws ApiError. */
+  /** The JSON behind a path, which is relative to the root of the service. Throws ApiError. */
   async get(path) {
     const response = await this.#fetch(path, { cache: "no-store" });
     return response.json();
@@ -37,7 +39,7 @@ export class Api {
 
   /** The chunks of a chat completion as they come. Throws ApiError, and AbortError when `signal` ends it. */
   async *chat(body, signal) {
-    const response = await this.#fetch("/v1/chat/completions", {
+    const response = await this.#fetch("v1/chat/completions", {
       method: "POST",
       signal,
       headers: { "content-type": "application/json" },
@@ -60,7 +62,7 @@ export class Api {
     const headers = { ...options.headers, ...(this.#key ? { authorization: `Bearer ${this.#key}` } : {}) };
     let response;
     try {
-      response = await fetch(path, { ...options, headers, credentials: "same-origin", redirect: "error" });
+      response = await fetch(new URL(path, ROOT), { ...options, headers, credentials: "same-origin", redirect: "error" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new ApiError("The server cannot be reached.");

@@ -39,7 +39,7 @@ const chat = new Chat({
 async function loadModels() {
   let names;
   try {
-    names = (await api.get("/v1/models")).data.map((card) => card.id);
+    names = (await api.get("v1/models")).data.map((card) => card.id);
   } catch {
     // The poll tells, and asks again.
     return;

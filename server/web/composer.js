@@ -128,7 +128,7 @@ export class Composer {
 
   async #example() {
     await this.add([await drawnPicture()]);
-    if (this.#question.value === "") this.#question.value = "What shapes are in this picture, and of what colour?";
+    if (this.#question.value === "") this.#question.value = "What is in the picture?";
     this.#fitHeight();
     this.#question.focus();
   }

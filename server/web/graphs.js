@@ -50,7 +50,7 @@ class Ladder {
       ratio: "hits of all",
       reserved: "subtracted from the KV cache when memory was planned",
     };
-    const labels = { hits: "hits", misses: "misses", ratio: "hit", reserved: "MiB reserved" };
+    const labels = { hits: "hits", misses: "misses", ratio: "hit ratio", reserved: "MiB reserved" };
     const numbers = Object.entries(labels).map(([key, label]) => {
       this.#numbers[key] = element("dd", { data: { graph: `${family}-${key}` } }, "–");
       return element("div", { title: titles[key] }, element("dt", {}, label), this.#numbers[key]);

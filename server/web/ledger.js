@@ -43,13 +43,9 @@ export class LedgerPanel {
     const used = load.num_blocks ? load.num_blocks_used / load.num_blocks : 0;
     if (this.#kvUsed) this.#kvUsed.style.width = `${100 * used}%`;
     const isKept = memory.unplanned_bytes <= 0;
+    const distance = `${mib(Math.abs(memory.unplanned_bytes))} MiB`;
     this.#claim.dataset.kept = String(isKept);
-    setText(
-      this.#claim,
-      isKept
-        ? `Nothing beyond the plan: ${mib(-memory.unplanned_bytes)} MiB below it.`
-        : `${mib(memory.unplanned_bytes)} MiB beyond the plan.`,
-    );
+    setText(this.#claim, isKept ? `Within the plan, ${distance} to spare.` : `${distance} beyond the plan.`);
   }
 
   #draw({ rows, requested_bytes: requested }) {

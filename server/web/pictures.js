@@ -76,7 +76,7 @@ function dataUrl(blob) {
 /** A small scene to begin with, drawn here, so that the first question needs no file. */
 export async function drawnPicture() {
   const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [448, 336];
+  [canvas.width, canvas.height] = [336, 252];
   const context = canvas.getContext("2d");
   const fill = (color, path) => {
     context.fillStyle = color;
@@ -84,13 +84,13 @@ export async function drawnPicture() {
     path();
     context.fill();
   };
-  fill("#f4efe4", () => context.rect(0, 0, 448, 336));
-  fill("#d64541", () => context.arc(128, 132, 68, 0, 7));
-  fill("#2f6fd0", () => context.rect(252, 84, 124, 124));
-  fill("#f0b429", () => {
-    context.moveTo(224, 212);
-    context.lineTo(300, 308);
-    context.lineTo(148, 308);
+  fill("#fffdf8", () => context.rect(0, 0, 336, 252));
+  fill("#e02a26", () => context.arc(96, 99, 51, 0, 7));
+  fill("#1f5fd6", () => context.rect(189, 63, 93, 93));
+  fill("#ffd21f", () => {
+    context.moveTo(168, 159);
+    context.lineTo(225, 231);
+    context.lineTo(111, 231);
   });
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
   return new File([blob], "drawing.png", { type: "image/png" });

@@ -32,7 +32,7 @@ export class Poll {
     clearTimeout(this.#timer);
     this.#isAsking = true;
     try {
-      this.#onStatus(await this.#api.get("/web/status"));
+      this.#onStatus(await this.#api.get("web/status"));
       this.#pause = IDLE_MS;
     } catch (error) {
       this.#onError(error);

@@ -113,7 +113,7 @@ class Answer {
   end(ending) {
     this.node.setAttribute("aria-busy", "false");
     this.node.dataset.ending = ending;
-    const words = { length: "cut at the most tokens", stopped: "stopped", error: "cut off" }[ending];
+    const words = { length: "token limit reached", stopped: "stopped", error: "cut off" }[ending];
     if (words) this.#facts.set("ending", words);
   }
 }
@@ -122,7 +122,7 @@ class Answer {
 const FACTS = {
   ttft: { before: "TTFT", title: "from sending the question to the first text, seen from here" },
   prompt: { after: "tokens in", title: "tokens of the whole conversation" },
-  image: { after: "of pictures", title: "tokens in that came from pictures" },
+  image: { after: "from pictures", title: "tokens in that came from pictures" },
   cached: { after: "cached", title: "tokens in that were not computed again" },
   completion: { after: "out", title: "tokens of this answer" },
   rate: { after: "tokens/s", title: "after the first token" },

@@ -1,6 +1,6 @@
 """Drives headless Chromium through chromedriver, in the WebDriver protocol's own words (W3C), over httpx.
 
-The few commands that the page's tests need are a few lines each: no client library, and nothing that downloads a browser.
+The few commands that the page's tests need are a few lines each: no client library, nothing that downloads a browser.
 Knows nothing of the page.
 """
 
@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ class Browser:
     def __init__(self, client: httpx.Client, session: str) -> None:
         self._client = client
         self._path = f"/session/{session}"
-        self.requests: list[str] = []
 
     def command(self, method: str, path: str, body: Any = None) -> Any:
         content = None if method == "GET" else json.dumps(body or {})
@@ -65,7 +64,7 @@ class Browser:
         self.command("POST", "/url", {"url": url})
 
     def run(self, code: str, *arguments: Any) -> Any:
-        """What a JavaScript function body returns."""
+        """What a JavaScript function body returns; a promise is awaited."""
         return self.command("POST", "/execute/sync", {"script": code, "args": list(arguments)})
 
     def value(self, expression: str) -> Any:
@@ -108,13 +107,18 @@ class Browser:
     def resize(self, size: tuple[int, int], *, scale: float = 1, is_mobile: bool = False) -> None:
         """The viewport, in CSS pixels, and how many device pixels each is."""
         self.devtools(
-            "Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=scale, mobile=is_mobile
+            "Emulation.setDeviceMetricsOverride",
+            width=size[0],
+            height=size[1],
+            deviceScaleFactor=scale,
+            mobile=is_mobile,
         )
         self.devtools("Emulation.setTouchEmulationEnabled", enabled=is_mobile)
 
     def prefer(self, scheme: str) -> None:
-        """`light` or `dark`."""
-        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        """`light` or `dark`; and nothing moves, so that a screenshot shows an end, not a way."""
+        features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        self.devtools("Emulation.setEmulatedMedia", features=[{"name": n, "value": v} for n, v in features.items()])
 
     def screenshot(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,13 +130,11 @@ class Browser:
 
     def requested_urls(self) -> list[str]:
         """Every URL that the page asked for since the last call, whatever became of it."""
-        messages = [json.loads(entry["message"])["message"] for entry in self.command("POST", "/se/log", {"type": "performance"})]
+        messages = [
+            json.loads(entry["message"])["message"]
+            for entry in self.command("POST", "/se/log", {"type": "performance"})
+        ]
         return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-
-    def cookies(self) -> list[Any]:
-        found = self.command("GET", "/cookie")
-        assert isinstance(found, list)
-        return found
 
 
 @contextmanager
@@ -170,13 +172,15 @@ def running_browser(profile: Path) -> Generator[Browser, None, None]:
         browser = Browser(client, response.json()["value"]["sessionId"])
         try:
             browser.resize(DESKTOP)
+            browser.open("about:blank")
             yield browser
         finally:
             browser.command("DELETE", "")
 
 
-def saying(checkpoint: Path, text: str) -> Callable[[], list[int]]:
-    """Token ids that read as a text, for engines that replay."""
+def tokens_of(checkpoint: Path, text: str) -> list[int]:
+    """Tokens that read as a text, for engines that replay."""
     from tokenizers import Tokenizer
 
-    return lambda: list(Tokenizer.from_file(str(checkpoint / "tokenizer.json")).encode(text, add_special_tokens=False).ids)
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
