@@ -55,7 +55,7 @@ export class Api {
       if (chunk.error) throw new ApiError(chunk.error.message, { status: response.status, code: chunk.error.code });
       yield chunk;
     }
-    if (!isDone) throw new ApiError("The connection ended before the answer did.");
+    if (!isDone) throw new ApiError("The answer ended too soon.");
   }
 
   async #fetch(path, options) {
@@ -86,13 +86,18 @@ async function refusal(response) {
   return new ApiError(message, { status: response.status, code: error?.code ?? null });
 }
 
+function broken(error) {
+  if (error.name === "AbortError") throw error;
+  throw new ApiError("The connection broke before the answer ended.");
+}
+
 /** The data of each server-sent event. Several lines of data are one event. */
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let pending = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(broken);
       if (done) return;
       const blocks = (pending + value).replaceAll("\r\n", "\n").split("\n\n");
       pending = blocks.pop();

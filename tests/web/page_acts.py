@@ -79,4 +79,10 @@ def number(text: str) -> float:
 
 
 def scrolls_sideways(page: Browser) -> bool:
-    return bool(page.value("document.documentElement.scrollWidth > innerWidth"))
+    """Whether the window, the conversation or the engine's side is wider than it shows."""
+    return bool(
+        page.value(
+            "['html', '#transcript', '#engine', '#composer'].map((name) => document.querySelector(name))"
+            ".some((node) => node.scrollWidth > node.clientWidth)"
+        )
+    )

@@ -12,6 +12,7 @@ import pytest
 
 from server.page import FOLDER, INDEX, Page, matches
 from tests.http_server import RunningServer, running_server
+from tests.web.browser import programs
 
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 400
@@ -98,6 +99,16 @@ def test_every_module_is_announced_and_every_file_used() -> None:
 def test_files_are_short() -> None:
     for path in FOLDER.iterdir():
         assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES, path.name
+
+
+def test_missing_browser_is_an_error_in_ci_and_a_reason_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="chromium-driver"):
+        programs()
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match="chromium-driver"):
+        programs()
 
 
 def test_wheel_holds_the_page(tmp_path: Path) -> None:
