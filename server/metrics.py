@@ -38,6 +38,9 @@ HANDLERS: dict[str, tuple[str, tuple[int, ...]]] = {
     "/readyz": ("GET", (200, 503)),
     "/metrics": ("GET", (200,)),
     "/version": ("GET", (200,)),
+    "/": ("GET", (200, 304)),
+    "/web/{name}": ("GET", (200, 304, 404)),
+    "/web/status": ("GET", (200,)),
     "other": ("other", (404, 405)),
 }
 FINISH_REASONS = ("stop", "length", "abort", "error")

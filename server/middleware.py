@@ -14,7 +14,9 @@ logger = logging.getLogger("server.access")
 # nginx's number for a client that left before its answer; it is never sent.
 CLIENT_CLOSED_REQUEST = 499
 # Scraped and probed every few seconds: a line for each would drown the others.
-QUIET_HANDLERS = frozenset({"/metrics", "/health", "/health/live", "/health/ready", "/livez", "/readyz"})
+QUIET_HANDLERS = frozenset(
+    {"/metrics", "/health", "/health/live", "/health/ready", "/livez", "/readyz", "/web/status", "/web/{name}"}
+)
 
 
 class RequestContextMiddleware:

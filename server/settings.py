@@ -124,6 +124,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     served_model_name: Names = Field((), description="names of the model in the API; the first one is reported")
+    web: bool = Field(True, description="serve the built-in page at /")
     max_body_bytes: Bytes = Field(64 * MIB, ge=1, description="largest request body")
     max_queue_len: int = Field(256, ge=1, description="most requests that wait for the engine; beyond it: 429")
     request_timeout_seconds: float = Field(600, gt=0, description="longest life of a request")
