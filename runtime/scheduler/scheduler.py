@@ -25,9 +25,10 @@ from runtime.stats import EngineStats
 class Scheduler:
     """Decides what each step computes, and when a request ends.
 
-    A token of `eos_token_ids` (unless the request ignores them) or of its own `stop_token_ids` ends a request with
-    "stop" and is *not* among its `new_token_ids`; it counts as a generated token in the counters. `max_tokens`, and
-    `max_model_len` where that comes earlier, end it with "length". Where one token does both, "stop" is said.
+    A token of `eos_token_ids` (unless the request ignores them and has no grammar) or of its own `stop_token_ids` ends
+    a request with "stop" and is *not* among its `new_token_ids`; it counts as a generated token in the counters.
+    `max_tokens`, and `max_model_len` where that comes earlier, end it with "length". Where one token does both, "stop"
+    is said.
 
     Args:
         limits: of a request and of a step.
@@ -105,7 +106,7 @@ class Scheduler:
             encoder_cache_tokens=self._encoder_cache.capacity_tokens,
         )
         stop_token_ids = frozenset(request.sampling.stop_token_ids)
-        if not request.sampling.ignore_eos:
+        if not request.sampling.ignore_eos or request.sampling.grammar is not None:
             stop_token_ids |= self._eos_token_ids
         state = RequestState(
             request,
