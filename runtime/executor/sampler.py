@@ -3,8 +3,8 @@
 Knows logits and sampling rows; knows no requests and no schedule. One device-to-host copy a step, at the end of
 `Sampler.sample`: nothing before it reads the device.
 
-The order is the field's (vLLM, transformers): bias, repetition penalty, frequency and presence penalties, then greedy,
-or temperature, min-p, top-k, top-p and a draw. Repetition looks at prompt and output, the other two at output only.
+The order is the field's (vLLM, transformers): bias, repetition penalty, frequency and presence penalties, the grammar's
+mask, then greedy, or temperature, min-p, top-k, top-p and a draw. Repetition looks at prompt and output, the other two at output only.
 Log-probabilities are of the model's own distribution, before all of these, as OpenAI and vLLM give them by default.
 
 Legend: S sequences that sample in this step, V vocabulary, N rows, K likeliest tokens looked at, L logprobs a row.
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.executor.grammar_masks import TokenMasks
 from runtime.executor.sampling_rows import NO_LOGPROBS, SamplingRows, uniform_numbers
 from runtime.request import TokenLogprobs
 
@@ -43,21 +44,26 @@ class Sampler:
     def __init__(self, rows: SamplingRows) -> None:
         self._rows = rows
 
-    def sample(self, logits_SV: Tensor, rows: NDArray[np.int64], steps: NDArray[np.int64]) -> SampledBatch:
+    def sample(
+        self, logits_SV: Tensor, rows: NDArray[np.int64], steps: NDArray[np.int64], masks: TokenMasks | None = None
+    ) -> SampledBatch:
         """Picks a token a sequence. `logits_SV` is left as it is.
 
         Args:
             logits_SV: float32, on the device.
             rows: the sampling row of each sequence; no row twice.
             steps: how many output tokens each sequence has already.
+            masks: of the sequences that a grammar binds; each allows a token at least.
         """
-        if self._rows.is_plain[rows].all():
+        if masks is None and self._rows.is_plain[rows].all():
             if self._rows.device.type == "cpu":
                 return _greedy_on_host(logits_SV.numpy())
             peak_S, next_tokens_S = logits_SV.max(dim=-1)  # of equal logits the lowest id, as torch documents
             return _unpack(_pack(next_tokens_S, peak_S), num_logprobs=None)
         wanted = self._rows.num_logprobs[rows]
         processed_SV = self._process(logits_SV, rows)
+        if masks is not None:
+            processed_SV = masks.apply(processed_SV)
         next_tokens_S = self._pick(processed_SV, rows, steps)
         self._remember(next_tokens_S, rows)
         peak_S = logits_SV.amax(dim=-1)

@@ -164,7 +164,8 @@ class Scheduler:
             state = self._states.get(part.request_id)
             if state is None:
                 continue
-            error = result.failed.get(part.request_id)
+            refusal = result.refused.get(part.request_id)
+            error = result.failed.get(part.request_id, refusal)
             if error is None:
                 self._advance(state, part.num_computed_tokens + part.num_scheduled_tokens)
                 if not part.is_sampling:
@@ -175,7 +176,7 @@ class Scheduler:
                     has_finished = has_finished or state.finish_reason is not None
                     continue
                 error = "the executor sampled no token"
-            outputs.append(self._fail(state, error))
+            outputs.append(self._fail(state, error, is_rejected=refusal is not None))
             has_finished = True
         if result.failed:
             for image in output.images:
@@ -372,12 +373,13 @@ class Scheduler:
             first_token_time=state.first_token_time,
         )
 
-    def _fail(self, state: RequestState, error: str) -> RequestOutput:
+    def _fail(self, state: RequestState, error: str, *, is_rejected: bool = False) -> RequestOutput:
         self._finish(state, "error")
         return RequestOutput(
             request_id=state.request_id,
             finish_reason="error",
             error=error,
+            is_rejected=is_rejected,
             num_cached_tokens=state.num_cached_tokens,
             scheduled_time=state.scheduled_time,
             first_token_time=state.first_token_time,
