@@ -37,4 +37,7 @@ def json_rule(schema: Mapping[str, Any], *, is_strict: bool, layout: Layout = "f
     """
     options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE} if layout == "free" else dict(_ONE_LINE)
     # Ours, whatever the schema says: the key is llguidance's own and none of JSON Schema's.
-    return "%json " + json.dumps({**schema, "x-guidance": {**options, "lenient": not is_strict}})
+    # `oneOf` is kept exactly where its branches exclude each other; else, leniently, as `anyOf`.
+    return "%json " + json.dumps(
+        {**schema, "x-guidance": {**options, "lenient": not is_strict, "coerce_one_of": not is_strict}}
+    )
