@@ -19,8 +19,11 @@ from runtime.processing.grammar_compiler import GrammarCompiler
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMasks:
-    """Which tokens may come next. `positions_C`: of the sequences with a grammar among those that sample, on the device;
-    `packed_CB`: uint8, bit `i % 8` of byte `i // 8` is that of token `i`."""
+    """Which tokens may come next, on the device.
+
+    `positions_C`: of the sequences with a grammar among those that sample; `packed_CB`: uint8, bit `i % 8` of byte
+    `i // 8` is that of token `i`.
+    """
 
     positions_C: Tensor
     packed_CB: Tensor
@@ -71,6 +74,6 @@ class GrammarMasks:
 
 
 def unpack_bits(packed_CB: Tensor, num_bits: int) -> Tensor:
-    """Bits [C, num_bits] as booleans; bit `i` is bit `i % 8` of byte `i // 8`, as in `numpy.unpackbits(bitorder="little")`."""
+    """Bits [C, num_bits] as booleans: `i` is bit `i % 8` of byte `i // 8`, as NumPy unpacks with the order "little"."""
     bits_8 = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=packed_CB.device)
     return (packed_CB.unsqueeze(-1) & bits_8).ne_(0).view(torch.bool).flatten(1)[:, :num_bits]

@@ -95,7 +95,7 @@ class ModelRunner:
 
     @property
     def static_bytes(self) -> int:
-        """Bytes on the device of step inputs, sampling rows and masks; where the device is the CPU, of the slots too."""
+        """Bytes on the device of step inputs, sampling rows and masks; where it is the CPU, of the slots too."""
         on_host = self._slots.num_bytes if self._device.type == "cpu" else 0
         mask_bytes = self._grammars.num_bytes if self._grammars is not None else 0
         return self._buffers.num_bytes + self._sampling.num_bytes + mask_bytes + on_host

@@ -4,8 +4,9 @@ Knows logits and sampling rows; knows no requests and no schedule. One device-to
 `Sampler.sample`: nothing before it reads the device.
 
 The order is the field's (vLLM, transformers): bias, repetition penalty, frequency and presence penalties, the grammar's
-mask, then greedy, or temperature, min-p, top-k, top-p and a draw. Repetition looks at prompt and output, the other two at output only.
-Log-probabilities are of the model's own distribution, before all of these, as OpenAI and vLLM give them by default.
+mask, then greedy, or temperature, min-p, top-k, top-p and a draw. Repetition looks at prompt and output, the other two
+at output only. Log-probabilities are of the model's own distribution, before all of these, as OpenAI and vLLM give them
+by default.
 
 Legend: S sequences that sample in this step, V vocabulary, N rows, K likeliest tokens looked at, L logprobs a row.
 """

@@ -1,4 +1,4 @@
-"""Grammars over a checkpoint's tokens: compiled, cached, and turned into masks. Knows no tensors, no schedule, no HTTP."""
+"""Grammars over a checkpoint's tokens: compiled, cached, and turned into masks. Knows no tensors and no schedule."""
 
 import threading
 from collections import OrderedDict

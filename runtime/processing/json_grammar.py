@@ -20,17 +20,22 @@ Layout = Literal["free", "one line"]
 
 def json_object() -> str:
     """The grammar of any JSON object."""
-    return f"start: {json_rule({'type': 'object'}, is_strict=True)}\n"
+    return json_answer(json_rule({"type": "object"}, is_strict=True))
 
 
 def json_schema(schema: Mapping[str, Any], *, is_strict: bool) -> str:
     """The grammar of what `schema` describes; see `json_rule`."""
-    return f"start: {json_rule(schema, is_strict=is_strict)}\n"
+    return json_answer(json_rule(schema, is_strict=is_strict))
+
+
+def json_answer(rule: str) -> str:
+    """The grammar of an output that is what `rule`, of `json_rule`, describes."""
+    return f"start: {rule}\n"
 
 
 def json_rule(schema: Mapping[str, Any], *, is_strict: bool, layout: Layout = "free") -> str:
-    """`schema` as the right side of a rule. With `is_strict` a keyword that cannot be enforced does not compile; without
-    it, it is left to the model.
+    """`schema` as the right side of a rule. With `is_strict` a keyword that cannot be enforced does not compile;
+    without it, it is left to the model.
 
     Args:
         layout: the white space between the parts.

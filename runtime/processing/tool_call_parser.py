@@ -69,7 +69,7 @@ class ToolCallParser:
         return self._take()
 
     def finish(self) -> Reading:
-        """Takes the end: what was held back is given. The beginning of a call that never came to its arguments is text."""
+        """Takes the end: gives what was held back. The beginning of a call that never came to its arguments is text."""
         if self._state in (self._read_header, self._read_other):
             self._add_text(CALL_OPEN + self._pending)
         elif self._state == self._read_text:

@@ -1,4 +1,4 @@
-"""Grammars of outputs that call tools: with free text before the calls, or calls only. Writes text; compiles nothing."""
+"""Grammars of outputs that call tools: with text before the calls, or calls only. Writes text; compiles nothing."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -33,7 +33,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "array": {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 2, "maxItems": 5},
     "text": {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "note": {"type": ["string", "null"], "maxLength": 5}},
+        "properties": {"name": {"type": "string", "maxLength": 9}, "note": {"type": ["string", "null"]}},
         "required": ["name", "note"],
         "additionalProperties": False,
     },
@@ -44,7 +44,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         ]
     },
     "reference": {
-        "$defs": {"point": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 2, "maxItems": 2}},
+        "$defs": {
+            "digit": {"type": "integer", "minimum": 0, "maximum": 9},
+            "point": {"type": "array", "items": {"$ref": "#/$defs/digit"}, "minItems": 2, "maxItems": 2},
+        },
         "type": "object",
         "properties": {"box": {"type": "array", "items": {"$ref": "#/$defs/point"}, "minItems": 2, "maxItems": 2}},
         "required": ["box"],
