@@ -180,7 +180,7 @@ REJECT_REASONS: tuple[str, ...] = (
 
 
 # Fields of the request whose keys are not ours.
-MAPPINGS = frozenset({"logit_bias", "parameters", "schema"})
+MAPPINGS = frozenset({"logit_bias"})
 
 
 def engine_dead() -> ServiceUnavailableError:

@@ -85,7 +85,7 @@ class PromptBuilder:
         """
         if self.template.knows_tools:
             messages = [_with_decoded_arguments(message) for message in messages]
-        elif tools or any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+        elif tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in messages):
             messages, tools = without_tools(messages, tools), None
         pieces = self.template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         num_images = sum(piece.kind == "image" for piece in pieces)

@@ -53,8 +53,8 @@ class ToolCallParser:
         self._depth = 0
         self._is_in_string = False
         self._is_escaped = False
-        # Where the end of a call without a usual beginning was looked for already.
-        self._num_searched = 0
+        # Of a call without a usual beginning: what is behind its opening and before `_pending`.
+        self._body: list[str] = []
 
     @property
     def is_in_call(self) -> bool:
@@ -70,8 +70,10 @@ class ToolCallParser:
 
     def finish(self) -> Reading:
         """Takes the end: gives what was held back. The beginning of a call that never came to its arguments is text."""
-        if self._state in (self._read_header, self._read_other):
+        if self._state == self._read_header:
             self._add_text(CALL_OPEN + self._pending)
+        elif self._state == self._read_other:
+            self._add_text("".join((CALL_OPEN, *self._body, self._pending)))
         elif self._state == self._read_text:
             self._add_text(self._pending if self.num_calls == 0 else self._pending.rstrip())
         self._pending = ""
@@ -110,13 +112,13 @@ class ToolCallParser:
         if header is None:
             if CALL_CLOSE not in self._pending and len(self._pending) <= _MAX_HEADER_CHARS:
                 return False
-            self._num_searched = 0
+            self._body = []
             self._state = self._read_other
             return True
         try:
             name: str = msgspec.json.decode(header[1], type=str)
         except msgspec.DecodeError:
-            self._num_searched = 0
+            self._body = []
             self._state = self._read_other
             return True
         self._begin_call(name)
@@ -169,11 +171,13 @@ class ToolCallParser:
         return True
 
     def _read_other(self) -> bool:
-        end = self._pending.find(CALL_CLOSE, max(0, self._num_searched - len(CALL_CLOSE)))
+        end = self._pending.find(CALL_CLOSE)
+        cut = end if end >= 0 else len(self._pending) - _overlap(self._pending, CALL_CLOSE)
+        self._body.append(self._pending[:cut])
+        self._pending = self._pending[cut:]
         if end < 0:
-            self._num_searched = len(self._pending)
             return False
-        body, self._pending = self._pending[:end], self._pending[end + len(CALL_CLOSE) :]
+        body, self._pending = "".join(self._body), self._pending[len(CALL_CLOSE) :]
         call = _decoded_call(body)
         if call is None:
             self._add_text(CALL_OPEN + body + CALL_CLOSE)

@@ -36,7 +36,7 @@ def without_tools(
     told: list[Mapping[str, Any]] = []
     results: list[Mapping[str, Any]] = []
     for message in messages:
-        if message["role"] == "tool":
+        if message.get("role") == "tool":
             if not results:
                 told.append({"role": "user", "content": results})
             results += _result(message, is_first=not results)
@@ -45,7 +45,7 @@ def without_tools(
         told.append(_with_calls(message) if message.get("tool_calls") else message)
     if not tools:
         return told
-    if told and told[0]["role"] == "system":
+    if told and told[0].get("role") == "system":
         return [{**told[0], "content": [*_parts(told[0].get("content")), *_tool_list(tools)]}, *told[1:]]
     return [{"role": "system", "content": [_own(_DEFAULT_SYSTEM), *_tool_list(tools)]}, *told]
 

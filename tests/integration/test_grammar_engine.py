@@ -33,7 +33,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "array": {"type": "array", "items": {"enum": [1, 22, 333]}, "minItems": 2, "maxItems": 5},
     "text": {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 9}, "note": {"type": ["string", "null"]}},
+        "properties": {
+            "name": {"type": "string", "maxLength": 9},
+            "note": {"type": ["string", "null"], "maxLength": 5},
+        },
         "required": ["name", "note"],
         "additionalProperties": False,
     },
@@ -217,7 +220,7 @@ def started_engine(tiny_checkpoint: Path) -> Engine:
     return build_engine(
         EngineConfig(
             model=str(tiny_checkpoint),
-            memory_bytes=512 << 20,
+            memory_bytes=2 << 30,
             max_num_seqs=4,
             max_num_batched_tokens=128,
             max_model_len=512,
