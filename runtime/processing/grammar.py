@@ -107,9 +107,9 @@ def check_grammar(grammar: str, *, special_tokens: tuple[str, ...] = ()) -> None
 
 
 def _short(error: str) -> str:
-    """The first line that says something; behind it come the grammar and the parser's state."""
+    """The beginning; behind it come the grammar and the parser's state."""
     lines = [line.strip() for line in error.replace("<non-verbose/>", "").splitlines() if line.strip()]
-    return lines[0][:300] if lines else "nothing fits the grammar"
+    return " ".join(lines)[:300] or "nothing fits the grammar"
 
 
 class _Bytes:
