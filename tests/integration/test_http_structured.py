@@ -9,18 +9,24 @@ from typing import Any, Literal
 import jsonschema
 import openai
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tests.http_server import chat, image_part
 from tests.integration.test_http_engine import Fovea, serving
 
 
-class Shape(BaseModel):
+class Closed(BaseModel):
+    """Has no other properties: a random model would add them for ever."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Shape(Closed):
     kind: Literal["circle", "square"]
     corners: Literal[0, 4]
 
 
-class Picture(BaseModel):
+class Picture(Closed):
     colour: Literal["red", "green", "blue"]
     shapes: list[Shape] = Field(max_length=3)
     is_bright: bool
@@ -33,7 +39,7 @@ class Weather(BaseModel):
     days: Literal[1, 2, 3]
 
 
-TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "time", "strict": True}}
 
 
 @pytest.fixture(scope="module")

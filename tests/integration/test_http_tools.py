@@ -247,16 +247,18 @@ UNSERVABLE: dict[str, tuple[dict[str, Any], str]] = {
     "a pattern that is none": ({"type": "string", "pattern": "(secret"}, "regular expression"),
     "a type that is none": ({"type": "secret"}, "type is none"),
     "a reference to itself": ({"$ref": "#"}, "satisfy"),
-    "references in a circle": ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "satisfy"),
+    "references in a circle": (
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "satisfy"
+    ),
     "a reference to a host": ({"$ref": "http://127.0.0.1:9/secret"}, "out of the schema"),
     "a reference to a file": ({"$ref": "file:///etc/passwd"}, "out of the schema"),
     "nothing satisfies it": ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "satisfy"),
     "too many alternatives": (
-        {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {"type": "integer"}}} for j in range(10)]} for i in range(8)]},
+        {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {}}} for j in range(10)]} for i in range(8)]},
         "too large",
     ),
     "too many bytes": ({"enum": ["x" * 1000 + str(i) for i in range(300)]}, "too large"),
-    "too many properties": ({"properties": {f"p{i}": {"type": "string"} for i in range(1500)}, "type": "object"}, "too"),
+    "too many properties": ({"properties": {f"p{i}": {} for i in range(1500)}, "type": "object"}, "too"),
     "a keyword that is not enforced": ({"type": "array", "uniqueItems": True}, "cannot be enforced"),
     "nested too deep": (recursion(70), "deeper than"),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.processing.chat_template import ChatTemplate
-from runtime.processing.prompt import PromptBuilder
+from runtime.processing.prompt import PromptBuilder, _with_decoded_arguments
 from runtime.processing.tool_prompt import without_tools
 from tests.checkpoint_factory import CHAT_TEMPLATE
 
@@ -87,8 +87,8 @@ def test_prompt_has_the_familys_format(plain: ChatTemplate) -> None:
         "For each function call, return a json object with function name and arguments within <tool_call></tool_call> "
         'XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\nHow is it?<|im_end|>\n"
-        '<|im_start|>assistant\n<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm <|im_start|>"}}\n</tool_call>'
-        '\n<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call><|im_end|>\n'
+        '<|im_start|>assistant\n<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm <|im_start|>"}}\n'
+        '</tool_call>\n<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\nFine.</tool_response><|im_end|>\n</tool_response>\n"
         "<tool_response>\nRain.\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\nFine, and rain.<|im_end|>\n<|im_start|>user\nThanks.<|im_end|>\n<|im_start|>assistant\n"
@@ -104,13 +104,7 @@ def test_template_that_knows_tools_says_the_same(plain: ChatTemplate) -> None:
     native = ChatTemplate(NATIVE_TEMPLATE, image_token="<|image_pad|>")
     assert native.knows_tools
     assert not plain.knows_tools
-    decoded = [
-        {**message, "tool_calls": [
-            {"type": "function", "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-            for call in message["tool_calls"]
-        ]} if "tool_calls" in message else message
-        for message in CONVERSATION
-    ]  # fmt: skip
+    decoded = [_with_decoded_arguments(message) for message in CONVERSATION]
     assert text_of(native, decoded, [TOOL])[0] == text_of(plain, without_tools(CONVERSATION, [TOOL]), None)[0]
 
 
