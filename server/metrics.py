@@ -43,7 +43,7 @@ HANDLERS: dict[str, tuple[str, tuple[int, ...]]] = {
     "/web/status": ("GET", (200,)),
     "other": ("other", (404, 405)),
 }
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "abort", "error")
 IMAGE_SOURCES = ("data", "http")
 IMAGE_FORMATS = ("jpeg", "png", "webp", "gif", "bmp", "unknown")
 IMAGE_OUTCOMES = ("ok", "rejected")
