@@ -18,7 +18,7 @@ from runtime.checkpoint import ModelConfig, locate_model, read_model_config, rea
 from runtime.config import ConfigError, EngineConfig, ReserveGraphMemory, ResolvedConfig, resolve_config
 from runtime.engine import Engine
 from runtime.executor.batch import StepBuffers
-from runtime.executor.decoder_program import DecoderInputs, step_max_seqs
+from runtime.executor.decoder_program import DecoderInputs, attention_bucket, step_max_seqs
 from runtime.executor.device import CpuDevice, Device, allowed_cpus
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderProgram, EncoderRunner, StaticEncoderInputs
@@ -34,8 +34,15 @@ from runtime.executor.kv_cache import AnonymousMapping, KVCache, KVLayout, kv_la
 from runtime.executor.memory import KVRequest, MeasuredRows, MemoryPlan, plan_memory
 from runtime.executor.model_runner import ModelRunner
 from runtime.executor.profile import run_worst_step
+from runtime.model.attention import CacheAttention
+from runtime.model.backends import (
+    Kernels,
+    build_attention,
+    build_encoder_attention,
+    choose_kernels,
+)
+from runtime.model.flashinfer_attention import AttentionLimits
 from runtime.model.loader import LoadedModel, load_model
-from runtime.model.sdpa import PagedSdpaAttention
 from runtime.scheduler.scheduler import Scheduler
 from runtime.stats import EngineInfo, GraphFamilyInfo
 from runtime.threads import default_threads
@@ -65,14 +72,25 @@ def build_engine(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.num_threads or default_threads(allowed_cpus()))
         model_config, resolved, directory = _resolve(config)
         dtype = _dtype(config)
+        kernels = choose_kernels(config, model_config, device=torch.device(device.name), dtype=dtype)
     with phases("load_weights"):
-        model = load_model(directory, model_config, dtype=dtype, device=torch.device(device.name))
+        model = load_model(
+            directory,
+            model_config,
+            dtype=dtype,
+            device=torch.device(device.name),
+            encoder_attention=build_encoder_attention(kernels.encoder_attention),
+            load_format=config.load_format,
+            seed=config.seed,
+        )
+        if kernels.is_compiled:
+            model.compile_layers()
     with phases("reserve_kv"):
         layout = kv_layout(model_config.text, dtype, config.block_size)
         kv_request = _kv_request(resolved, layout)
         kv = _reserve_kv(kv_request, layout, device.requested_bytes(config))
         readings = Readings(device, kv, baseline_bytes=baseline_bytes)
-        parts = _assemble(resolved, model_config, model, kv, dtype)
+        parts = _assemble(resolved, model_config, model, kv, kernels, dtype)
     with phases("profile"):
         readings.measure_transient(parts, resolved)
     with phases("capture_encoder"):
@@ -101,8 +119,8 @@ def build_engine(config: EngineConfig) -> Engine:
         model=config.model,
         device=device.name,
         dtype=str(dtype).removeprefix("torch."),
-        attention_backend="sdpa",
-        encoder_attention_backend="sdpa",
+        attention_backend=kernels.attention.backend,
+        encoder_attention_backend=kernels.encoder_attention.backend,
         max_model_len=resolved.max_model_len,
         encoder_cache_tokens=resolved.encoder_cache_tokens,
         memory=ledger,
@@ -141,7 +159,7 @@ class Parts:
     runner: ModelRunner
     encoder: EncoderRunner
     store: EmbeddingStore
-    attention: PagedSdpaAttention
+    attention: CacheAttention
     decoder_graphs: GraphSet[DecoderInputs]
     max_mixed_tokens: int
 
@@ -257,7 +275,12 @@ def _reserve_kv(request: KVRequest, layout: KVLayout, requested_bytes: int) -> K
 
 
 def _assemble(
-    config: ResolvedConfig, model_config: ModelConfig, model: LoadedModel, kv: KVCache, dtype: torch.dtype
+    config: ResolvedConfig,
+    model_config: ModelConfig,
+    model: LoadedModel,
+    kv: KVCache,
+    kernels: Kernels,
+    dtype: torch.dtype,
 ) -> Parts:
     """Everything of the executor, with its buffers at their final addresses, and graph sets that hold nothing yet."""
     engine, device = config.engine, torch.device("cpu")
@@ -274,13 +297,15 @@ def _assemble(
     encoder_graphs: GraphSet[StaticEncoderInputs] = GraphSet(
         "encoder",
         encoder_buckets(config),
-        backend=backend if should_capture_encoder(engine, encoder_supports_graphs=True) else None,
+        backend=backend
+        if should_capture_encoder(engine, encoder_supports_graphs=kernels.encoder_attention.can_capture)
+        else None,
         strict=engine.strict_graphs,
     )
     decoder_graphs: GraphSet[DecoderInputs] = GraphSet(
         "decoder",
         decoder_ladder,
-        backend=backend if should_capture_decoder(engine) else None,
+        backend=backend if should_capture_decoder(engine) and kernels.attention.can_capture else None,
         strict=engine.strict_graphs,
     )
     store = EmbeddingStore(
@@ -295,8 +320,19 @@ def _assemble(
         store,
         max_eager_tokens=max(config.max_tokens_per_image, *config.encoder_graph_budgets),
     )
-    attention = PagedSdpaAttention(kv, num_layers=model_config.text.num_hidden_layers)
-    attention.reserve(config.max_model_len)
+    attention = build_attention(
+        kernels.attention,
+        kv,
+        num_layers=model_config.text.num_hidden_layers,
+        limits=AttentionLimits(
+            num_heads=model_config.text.num_attention_heads,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            buckets=tuple(attention_bucket(bucket) for bucket in decoder_graphs.buckets),
+        ),
+        facts=kernels.facts,
+    )
     runner = ModelRunner(
         decoder=model.text,
         attention=attention,
