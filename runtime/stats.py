@@ -63,7 +63,7 @@ class BucketInfo(msgspec.Struct, frozen=True, kw_only=True):
 class GraphFamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One family's graphs. `reserved`: what KV sizing subtracted; `measured`: also when not subtracted; `captured`:
     what the graphs in use took, of which the driver's part is `driver`. `num_captures`: how often each bucket was
-    captured."""
+    captured; `probe_segments_left`: of all families, what their first graphs left in private pools when released."""
 
     family: GraphFamily
     backend: Literal["cuda", "emulated", "none"]
@@ -73,6 +73,7 @@ class GraphFamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
     captured_bytes: int = 0
     driver_bytes: int = 0
     num_captures: int = 1
+    probe_segments_left_bytes: int = 0
 
 
 class MemoryLedger(msgspec.Struct, frozen=True, kw_only=True):

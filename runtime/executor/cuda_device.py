@@ -81,9 +81,7 @@ class CudaDevice:
     name: Literal["cuda"] = "cuda"
     request_knob = "gpu_memory_utilization"
 
-    def __init__(
-        self, memory: CudaMemory, baseline: Baseline, *, mapped_bytes: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, memory: CudaMemory, baseline: Baseline, *, mapped_bytes: Callable[[], int] = lambda: 0) -> None:
         """`mapped_bytes`: memory that we mapped ourselves, beside torch's allocator."""
         self._memory = memory
         self._baseline = baseline

@@ -73,7 +73,7 @@ class CudaCapture(Protocol):
 
 
 class CudaGraphBackend:
-    """One family's backend. `is_measuring` false: bytes are those of the pool's segments, and the device is not read."""
+    """One family's backend. `is_measuring` false: bytes are those of the pool's segments; the device is not read."""
 
     name: Literal["cuda"] = "cuda"
     replays_eagerly = False
@@ -202,7 +202,8 @@ class TorchCapture:
 
     def __init__(self, device: torch.device, settled_bytes: Callable[[], int]) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._cuda: Any = torch.cuda
+        self._stream = self._cuda.Stream(device)
         self.settled_bytes = settled_bytes
         self._abandoned: list[Any] = []
 
@@ -248,7 +249,7 @@ class TorchCapture:
 
     def pool_segments(self, pool: PoolId) -> tuple[int, int]:
         total = live = 0
-        for segment in torch.cuda.memory_snapshot():
+        for segment in self._cuda.memory_snapshot():
             if tuple(segment["segment_pool_id"]) == pool:
                 total += segment["total_size"]
                 live += segment["allocated_size"]

@@ -56,7 +56,7 @@ class Nvml:
         return int(memory.free)
 
     def used_by_process(self) -> dict[int, int] | None:
-        """Bytes by process id, or `None` where the driver does not tell. Ids are those of the driver's own namespace."""
+        """Bytes by process id (in the driver's own namespace), or `None` where the driver does not tell."""
         count = ctypes.c_uint(_MAX_PROCESSES)
         processes = (_Process * _MAX_PROCESSES)()
         try:

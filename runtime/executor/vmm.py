@@ -158,9 +158,11 @@ class MappedSpan:
         self._address = driver.reserve(self._capacity_bytes)
         self._pieces: list[tuple[int, int, object]] = []  # address, bytes, handle
         self._backed_bytes = 0
+        self._tensor: Tensor | None = None
         try:
             self.resize(granularity)  # torch looks at the first address to learn the device
             self._tensor = driver.tensor(self._address, self._capacity_bytes)
+            self._tensor[:granularity].zero_()
         except BaseException:
             self.release()
             raise
@@ -174,6 +176,7 @@ class MappedSpan:
         return self._backed_bytes
 
     def tensor(self) -> Tensor:
+        assert self._tensor is not None, "a released span"
         return self._tensor
 
     def resize(self, num_bytes: int) -> None:
@@ -198,11 +201,13 @@ class MappedSpan:
         if not self._address:
             return
         self._shrink(0)
+        self._tensor = None
         self._driver.free(self._address, self._capacity_bytes)
         self._address, self._backed_bytes = 0, 0
 
     def _grow(self, num_bytes: int) -> None:
         known, mapped = len(self._pieces), self.resident_bytes()
+        mapped_before = mapped
         try:
             while mapped < num_bytes:
                 size = min(self._piece_bytes, num_bytes - mapped)
@@ -212,6 +217,9 @@ class MappedSpan:
         except VirtualMemoryError:
             self._drop(known)
             raise
+        if self._tensor is not None:
+            # New memory holds anything; a masked position contributes 0 times what is there, which must be a number.
+            self._tensor[mapped_before:mapped].zero_()
 
     def _shrink(self, num_bytes: int) -> None:
         keep = len(self._pieces)
