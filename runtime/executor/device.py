@@ -3,6 +3,7 @@
 `CpuDevice` reads the kernel's account of this process. A CUDA device stands beside it in the same shape.
 """
 
+import gc
 import logging
 import mmap
 import os
@@ -104,7 +105,8 @@ class CpuDevice:
         return requested_bytes
 
     def settled_bytes(self) -> int:
-        """The same as `used_bytes`: the allocator gives back what is free."""
+        """What is resident once unreachable objects are gone: the allocator gives back what is free."""
+        gc.collect()
         return self.used_bytes()
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
