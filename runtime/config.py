@@ -22,6 +22,10 @@ EncoderGraphPolicy = Literal["independent", "follow-decoder"]
 ReserveGraphMemory = Literal["on", "off", "skip"]
 KVBackingKind = Literal["vmm", "torch"]
 GraphBackendKind = Literal["auto", "emulated"]
+AttentionBackend = Literal["auto", "flashinfer-fa2", "flashinfer-fa3", "sdpa"]
+EncoderAttentionBackend = Literal["auto", "varlen", "sdpa"]
+CompileMode = Literal["auto", "on", "off"]
+LoadFormat = Literal["auto", "random"]
 
 
 class ConfigError(ValueError):
@@ -38,6 +42,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     # Threads of one operation on a CPU; `None`: the cores that this process may use, but for one (runtime/threads).
     num_threads: int | None = None
+
+    # The model: kernels, and where weights come from (`random` needs no weight files).
+    attention_backend: AttentionBackend = "auto"
+    encoder_attention_backend: EncoderAttentionBackend = "auto"
+    compile: CompileMode = "auto"
+    load_format: LoadFormat = "auto"
 
     # Limits of a request and of a step.
     max_model_len: int | None = None

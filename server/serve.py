@@ -7,10 +7,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import uvicorn
+from fastapi import FastAPI
 
 from runtime.client import EngineClient
 from server.app import create_app
 from server.lifecycle import Lifecycle
+from server.protocol import BoundedHttpProtocol
 from server.service import Service
 from server.settings import Settings
 
@@ -18,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 # After the drain every answer is out; what is left are idle keep-alive connections.
 GRACEFUL_SHUTDOWN_SECONDS = 3
+
+# Longer than the 60 s after which usual proxies drop an idle connection, so that it is never us who drop it first.
+KEEP_ALIVE_SECONDS = 75
 
 
 class DrainingServer(uvicorn.Server):
@@ -67,21 +72,25 @@ def serve(client: EngineClient, settings: Settings) -> int:
     app = create_app(client, settings)
     service = app.state.service
     assert isinstance(service, Service)
-    config = uvicorn.Config(
+    config = uvicorn_config(app, settings)
+    server = DrainingServer(config, service.lifecycle, settings.drain_timeout_seconds)
+    server.run()
+    return 1 if service.lifecycle.failure is not None or not server.started else 0
+
+
+def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """How the application is served; tests serve it in the same way."""
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        date_header=True,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
-        h11_max_incomplete_event_size=64 * 1024,
     )
-    server = DrainingServer(config, service.lifecycle, settings.drain_timeout_seconds)
-    server.run()
-    return 1 if service.lifecycle.failure is not None or not server.started else 0

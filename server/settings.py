@@ -84,6 +84,12 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="type of weights and KV cache")
     seed: int = Field(0, description="seed of requests that bring none")
     num_threads: int | None = Field(None, description="threads of one operation on a CPU")
+    attention_backend: Literal["auto", "flashinfer-fa2", "flashinfer-fa3", "sdpa"] = Field(
+        "auto", description="the decoder's attention"
+    )
+    encoder_attention_backend: Literal["auto", "varlen", "sdpa"] = Field("auto", description="the encoder's attention")
+    compile: Literal["auto", "on", "off"] = Field("auto", description="compile the layers; auto: on CUDA only")
+    load_format: Literal["auto", "random"] = Field("auto", description="random makes weights up, for measurements")
 
     # Limits of a request and of a step.
     max_model_len: int | None = Field(None, description="most tokens of prompt and answer together")

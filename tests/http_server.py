@@ -17,6 +17,7 @@ import uvicorn
 from PIL import Image
 
 from server.app import create_app
+from server.serve import uvicorn_config
 from server.service import Service
 from server.settings import Settings
 from tests.fake_engine import FakeEngineClient
@@ -34,10 +35,7 @@ class RunningServer:
         self.http = http_client(self.url)
         app = create_app(engine, settings)
         self.service: Service = app.state.service
-        config = uvicorn.Config(
-            app, loop="uvloop", http="httptools", ws="none", log_config=None, timeout_graceful_shutdown=2
-        )
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(uvicorn_config(app, settings))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener = listener
         self._thread = threading.Thread(target=self._run, daemon=True)

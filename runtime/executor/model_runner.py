@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.executor.batch import Padding, Step, StepBatch, StepBuffers, StepShape, fill_batch
-from runtime.executor.decoder_program import Decoder, DecoderInputs, DecoderProgram
+from runtime.executor.decoder_program import Decoder, DecoderInputs, DecoderProgram, attention_bucket
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderItem
 from runtime.executor.graphs import GraphSet
@@ -231,7 +231,8 @@ class ModelRunner:
         if logits_SV is None:
             return {}
         slots_S, lengths_S = batch.sampling_slots_S, batch.sampling_lengths_S
-        sampled = self._sampler.sample(logits_SV, slots_S, self._slots.num_outputs_N[slots_S])
+        steps_S = self._slots.num_outputs_N[slots_S]
+        sampled = self._sampler.sample(logits_SV, slots_S, steps_S, meanwhile=self._attention.anticipate)
         self._slots.append(slots_S, lengths_S, sampled.token_ids)
         tokens: dict[str, SampledToken] = {}
         for row, (b, token_id) in enumerate(zip(batch.sampling_B.tolist(), sampled.token_ids, strict=True)):
@@ -265,7 +266,9 @@ class ModelRunner:
         if self._graphs is not None:
             choice = self._graphs.choose(tokens=shape.num_tokens, items=shape.num_seqs, is_mixed=not shape.is_decode)
             if not isinstance(choice, str):
-                padding = Padding(tokens=choice.tokens, is_mixed=choice.is_mixed)
+                padding = Padding(
+                    tokens=choice.tokens, is_mixed=choice.is_mixed, bucket=attention_bucket(choice)
+                )
                 batch = fill_batch(self._buffers, self._slots, scheduled, shape, padding)
                 embeds_TD = self._graphs.inputs(choice).embeds_TD
                 if embeds_TD is not None:

@@ -54,7 +54,7 @@ def encoder_inputs(patches_PC: Tensor, layout: EncoderLayout, *, device: torch.d
     """Inputs for an eager forward: the layout's arrays as tensors on `device`."""
 
     def tensor(array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(array).to(device, non_blocking=True)
 
     assert len(patches_PC) == len(layout.position_ids_P2), "patches do not fill the layout"
     return EncoderInputs(
