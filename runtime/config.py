@@ -20,6 +20,8 @@ MIN_DEFAULT_BUDGET = 64
 DecoderGraphs = Literal["none", "decode", "full"]
 EncoderGraphPolicy = Literal["independent", "follow-decoder"]
 ReserveGraphMemory = Literal["on", "off", "skip"]
+KVBackingKind = Literal["vmm", "torch"]
+GraphBackendKind = Literal["auto", "emulated"]
 AttentionBackend = Literal["auto", "flashinfer-fa2", "flashinfer-fa3", "sdpa"]
 EncoderAttentionBackend = Literal["auto", "varlen", "sdpa"]
 CompileMode = Literal["auto", "on", "off"]
@@ -60,6 +62,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: bool = True
     encoder_cache_tokens: int | None = None
 
+    # How memory comes behind the KV cache: addresses first and memory later, or all at once after a probe.
+    kv_backing: KVBackingKind = "vmm"
+
+    # Only the vision encoder: no decoder weights, no KV cache, no requests; images become embeddings.
+    mm_encoder_only: bool = False
+
     # Memory.
     gpu_memory_utilization: float = 0.9
     memory_bytes: int | None = None
@@ -76,6 +84,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decoder_graph_sizes: tuple[int, ...] | None = None
     reserve_graph_memory: ReserveGraphMemory = "on"
     strict_graphs: bool = False
+
+    # `emulated` replays eagerly over the same padded buckets, on any device: the plain twin of graphs.
+    graph_backend: GraphBackendKind = "auto"
 
     def __post_init__(self) -> None:
         for knob in ("max_num_seqs", "max_num_batched_tokens", "block_size", "encoder_graph_max_items"):

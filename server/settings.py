@@ -103,6 +103,10 @@ class Settings(BaseSettings):
     block_size: int = Field(16, description="tokens in one KV block")
     enable_prefix_caching: bool = Field(True, description="reuse KV blocks of equal prefixes")
     encoder_cache_tokens: int | None = Field(None, description="picture embeddings kept, in tokens")
+    kv_backing: Literal["vmm", "torch"] = Field(
+        "vmm", description="vmm maps memory under fixed addresses; torch measures, releases and captures again"
+    )
+    mm_encoder_only: bool = Field(False, description="load the vision encoder alone, for embeddings")
 
     # Memory.
     gpu_memory_utilization: float = Field(0.9, description="part of the device's memory to plan with")
@@ -124,6 +128,9 @@ class Settings(BaseSettings):
         "on", description="subtract the graphs from the KV cache; off only measures, skip does not measure"
     )
     strict_graphs: bool = Field(False, description="a capture that fails stops the start")
+    graph_backend: Literal["auto", "emulated"] = Field(
+        "auto", description="emulated runs the same buckets without graphs, to compare with"
+    )
 
     # The HTTP server.
     host: str = Field("127.0.0.1", description="address to listen on")

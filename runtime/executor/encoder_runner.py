@@ -119,6 +119,11 @@ class EncoderProgram:
         return int(height) * int(width) // self._config.pixels_per_token_side**2
 
     @property
+    def pixels_per_token_side(self) -> int:
+        """Side in pixels of the square that becomes one token."""
+        return self._config.pixels_per_token_side
+
+    @property
     def _smallest(self) -> tuple[int, int]:
         return self._config.pixels_per_token_side, self._config.pixels_per_token_side
 
