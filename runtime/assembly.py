@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import ModelConfig
 from runtime.config import EngineConfig, ResolvedConfig
 from runtime.executor.batch import StepBuffers
 from runtime.executor.decoder_program import DecoderInputs, step_max_seqs
@@ -26,8 +25,9 @@ from runtime.executor.graphs import (
 )
 from runtime.executor.kv_cache import KVCache
 from runtime.executor.model_runner import ModelRunner
+from runtime.kernels import Kernels
+from runtime.model.attention import CacheAttention
 from runtime.model.loader import LoadedModel
-from runtime.model.sdpa import PagedSdpaAttention
 from runtime.stats import GraphFamilyInfo
 
 
@@ -65,7 +65,7 @@ class Parts(EncoderParts):
     """What the executor is made of."""
 
     runner: ModelRunner
-    attention: PagedSdpaAttention
+    attention: CacheAttention
     decoder_graphs: GraphSet[DecoderInputs]
     max_mixed_tokens: int
 
@@ -93,14 +93,15 @@ class Parts(EncoderParts):
 
 
 def assemble_encoder(
-    config: ResolvedConfig, model_config: ModelConfig, model: LoadedModel, site: Site, backend: GraphBackend
+    config: ResolvedConfig, kernels: Kernels, model: LoadedModel, site: Site, backend: GraphBackend
 ) -> EncoderParts:
     """The vision side, with its buffers in place and a graph set that holds nothing yet."""
-    engine = config.engine
+    engine, model_config = config.engine, kernels.model
+    can_capture = backend.replays_eagerly or kernels.encoder_attention.can_capture
     encoder_graphs: GraphSet[StaticEncoderInputs] = GraphSet(
         "encoder",
         encoder_buckets(config),
-        backend=backend if should_capture_encoder(engine, encoder_supports_graphs=True) else None,
+        backend=backend if should_capture_encoder(engine, encoder_supports_graphs=can_capture) else None,
         strict=engine.strict_graphs,
     )
     store = EmbeddingStore(
@@ -118,9 +119,9 @@ def assemble_encoder(
     return EncoderParts(weight_bytes=model.weight_bytes, encoder=encoder, store=store)
 
 
-def assemble(config: ResolvedConfig, model_config: ModelConfig, model: LoadedModel, site: Site, kv: KVCache) -> Parts:
+def assemble(config: ResolvedConfig, kernels: Kernels, model: LoadedModel, site: Site, kv: KVCache) -> Parts:
     """Everything of the executor, with its buffers at their final addresses, and graph sets that hold nothing yet."""
-    engine, device = config.engine, site.torch_device
+    engine, model_config, device = config.engine, kernels.model, site.torch_device
     assert model.text is not None, "only the encoder was loaded"
     decoder_ladder = decoder_buckets(config)
     buffers = StepBuffers(
@@ -131,15 +132,15 @@ def assemble(config: ResolvedConfig, model_config: ModelConfig, model: LoadedMod
         device=device,
     )
     encoder_backend, decoder_backend = site.graph_backends(engine, counted=buffers.tensors())
-    vision = assemble_encoder(config, model_config, model, site, encoder_backend)
+    vision = assemble_encoder(config, kernels, model, site, encoder_backend)
+    can_capture = decoder_backend.replays_eagerly or kernels.attention.can_capture
     decoder_graphs: GraphSet[DecoderInputs] = GraphSet(
         "decoder",
         decoder_ladder,
-        backend=decoder_backend if should_capture_decoder(engine) else None,
+        backend=decoder_backend if should_capture_decoder(engine) and can_capture else None,
         strict=engine.strict_graphs,
     )
-    attention = PagedSdpaAttention(kv, num_layers=model_config.text.num_hidden_layers)
-    attention.reserve(config.max_model_len)
+    attention = kernels.build_attention(config, kv, decoder_graphs.buckets)
     runner = ModelRunner(
         decoder=model.text,
         attention=attention,

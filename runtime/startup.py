@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from runtime.assembly import assemble, assemble_encoder
 from runtime.checkpoint import ModelConfig, locate_model, read_model_config, read_processor_config
@@ -19,7 +20,8 @@ from runtime.engine import Engine
 from runtime.executor.kv_cache import KVCache, KVLayout, kv_layout
 from runtime.executor.memory import KVRequest, MemoryPlan, plan_encoder_memory, plan_memory
 from runtime.hardware import MIN_BLOCKS, Hardware, hardware_for
-from runtime.model.loader import load_model
+from runtime.kernels import Kernels
+from runtime.model.loader import LoadedModel, load_model
 from runtime.probe import GraphProbe
 from runtime.readings import BLOCK_NUMBER_BYTES
 from runtime.scheduler.scheduler import Scheduler
@@ -55,14 +57,15 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
         hardware = (open_hardware or hardware_for(config))(config)
         model_config, resolved, directory = _resolve(config)
     with phases("load_weights"):
-        model = load_model(directory, model_config, dtype=hardware.dtype, device=hardware.torch_device)
+        kernels = _kernels(config, hardware, model_config)
+        model = _load(config, hardware, kernels, directory)
     with phases("reserve_kv"):
         layout = kv_layout(model_config.text, hardware.dtype, config.block_size)
         kv_request = hardware.kv_request(resolved, layout)
         kv = _first_kv(config, hardware, kv_request, layout)
         readings = hardware.readings()
         readings.use_kv(kv)
-        parts = assemble(resolved, model_config, model, hardware, kv)
+        parts = assemble(resolved, kernels, model, hardware, kv)
     with phases("profile"):
         readings.measure_transient(parts, resolved)
     with phases("capture_encoder"):
@@ -92,7 +95,7 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
             hardware.device.settled_bytes()  # what they held is free before the KV cache takes its place
             kv = KVCache(layout, plan.num_blocks, hardware.allocate_kv(plan.num_blocks * layout.block_bytes))
             readings.use_kv(kv)
-            parts = assemble(resolved, model_config, model, hardware, kv)
+            parts = assemble(resolved, kernels, model, hardware, kv)
         scheduler = Scheduler.from_config(resolved, eos_token_ids=model_config.eos_token_ids, num_blocks=kv.num_blocks)
     if config.kv_backing == "torch":
         with phases("recapture"):
@@ -106,7 +109,7 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
         ledger = plan.ledger(used_bytes=readings.used_bytes())
     _log_ready(plan, ledger, phases)
     infos = probe.graph_infos(parts.graph_infos(), config.reserve_graph_memory)
-    info = _info(config, resolved, hardware, ledger, infos, phases)
+    info = _info(config, resolved, hardware, kernels, ledger, infos, phases)
     return Engine(
         scheduler,
         parts.runner,
@@ -128,12 +131,12 @@ def build_encoder_engine(config: EngineConfig, *, open_hardware: OpenHardware | 
         hardware = (open_hardware or hardware_for(config))(config)
         model_config, resolved, directory = _resolve(config)
     with phases("load_weights"):
-        device = hardware.torch_device
-        model = load_model(directory, model_config, dtype=hardware.dtype, device=device, parts="vision")
+        kernels = _kernels(config, hardware, model_config)
+        model = _load(config, hardware, kernels, directory, parts="vision")
     with phases("profile"):
         readings = hardware.readings()
         backend, _ = hardware.graph_backends(config, counted=())
-        parts = assemble_encoder(resolved, model_config, model, hardware, backend)
+        parts = assemble_encoder(resolved, kernels, model, hardware, backend)
         readings.measure_transient(parts, resolved)
     with phases("capture_encoder"):
         parts.capture_encoder()
@@ -155,7 +158,7 @@ def build_encoder_engine(config: EngineConfig, *, open_hardware: OpenHardware | 
     return EncoderEngine(
         parts.encoder,
         parts.store,
-        _info(config, resolved, hardware, ledger, infos, phases),
+        _info(config, resolved, hardware, kernels, ledger, infos, phases),
         read_unplanned_bytes=lambda: plan.unplanned_bytes(readings.used_bytes()),
     )
 
@@ -180,11 +183,33 @@ def _resolve(config: EngineConfig) -> tuple[ModelConfig, ResolvedConfig, Path]:
     return model_config, resolve_config(config, model_config, read_processor_config(directory)), directory
 
 
+def _kernels(config: EngineConfig, hardware: Hardware, model_config: ModelConfig) -> Kernels:
+    return Kernels.choose(config, model_config, dtype=hardware.dtype, device=hardware.torch_device)
+
+
+def _load(
+    config: EngineConfig,
+    hardware: Hardware,
+    kernels: Kernels,
+    directory: Path,
+    *,
+    parts: Literal["all", "vision"] = "all",
+) -> LoadedModel:
+    return load_model(
+        directory,
+        kernels.model,
+        dtype=hardware.dtype,
+        device=hardware.torch_device,
+        encoder_attention=kernels.build_encoder_attention(),
+        parts=parts,
+    )
+
+
 def _first_kv(config: EngineConfig, hardware: Hardware, request: KVRequest, layout: KVLayout) -> KVCache:
     """What the start captures on: the cache itself, still small, or a throw-away one."""
     if config.kv_backing == "vmm":
         return KVCache(layout, MIN_BLOCKS, hardware.reserve_kv(config, request))
-    return KVCache(layout, MIN_BLOCKS, hardware.minimal_kv(request))
+    return KVCache(layout, MIN_BLOCKS, hardware.minimal_kv(config, request))
 
 
 def _log_ready(plan: MemoryPlan, ledger: MemoryLedger, phases: Phases) -> None:
@@ -197,6 +222,7 @@ def _info(
     config: EngineConfig,
     resolved: ResolvedConfig,
     hardware: Hardware,
+    kernels: Kernels,
     ledger: MemoryLedger,
     graphs: tuple[GraphFamilyInfo, ...],
     phases: Phases,
@@ -205,8 +231,8 @@ def _info(
         model=config.model,
         device=hardware.device.name,
         dtype=str(hardware.dtype).removeprefix("torch."),
-        attention_backend="sdpa",
-        encoder_attention_backend="sdpa",
+        attention_backend=kernels.attention.backend,
+        encoder_attention_backend=kernels.encoder_attention.backend,
         max_model_len=resolved.max_model_len,
         encoder_cache_tokens=resolved.encoder_cache_tokens,
         memory=ledger,

@@ -266,9 +266,7 @@ class ModelRunner:
         if self._graphs is not None:
             choice = self._graphs.choose(tokens=shape.num_tokens, items=shape.num_seqs, is_mixed=not shape.is_decode)
             if not isinstance(choice, str):
-                padding = Padding(
-                    tokens=choice.tokens, is_mixed=choice.is_mixed, bucket=attention_bucket(choice)
-                )
+                padding = Padding(tokens=choice.tokens, is_mixed=choice.is_mixed, bucket=attention_bucket(choice))
                 batch = fill_batch(self._buffers, self._slots, scheduled, shape, padding)
                 embeds_TD = self._graphs.inputs(choice).embeds_TD
                 if embeds_TD is not None:

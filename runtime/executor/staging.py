@@ -63,7 +63,9 @@ class PinnedArena:
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._device = device
         self._fence = CopyFence(device)
-        self._bytes = torch.empty(num_bytes if device.type == "cuda" else 0, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._bytes = torch.empty(
+            num_bytes if device.type == "cuda" else 0, dtype=torch.uint8, pin_memory=device.type == "cuda"
+        )
         self._used = 0
 
     def reuse(self) -> None:

@@ -332,7 +332,9 @@ class _Wrapper:
 
     def run(self, q_THD: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
         # Without `out` it would be filled with zeros first: one kernel more in each layer.
-        output: Tensor = self._inner.run(q_THD, cache, out=torch.empty_like(q_THD, memory_format=torch.contiguous_format))
+        output: Tensor = self._inner.run(
+            q_THD, cache, out=torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        )
         return output
 
 

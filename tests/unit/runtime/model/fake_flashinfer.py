@@ -17,7 +17,9 @@ class FakeWrapper:
     num_public_plans = 0
     num_plans = 0
 
-    def __init__(self, floats: Tensor, kv_layout: str, *, backend: str, use_cuda_graph: bool = False, **buffers: Tensor):
+    def __init__(
+        self, floats: Tensor, kv_layout: str, *, backend: str, use_cuda_graph: bool = False, **buffers: Tensor
+    ):
         assert kv_layout == "NHD"
         assert backend in ("fa2", "fa3")
         self._backend = backend
@@ -66,7 +68,9 @@ class FakeWrapper:
         self._plan_info = _key(qo_indptr, kv_indptr)
 
     def _module_plan(self, *arguments: Any) -> Any:
-        floats, ints, pinned, qo_indptr, kv_indptr, kv_lens, rows, batch_size, _, _, page_size, is_graph = arguments[:12]
+        floats, ints, pinned, qo_indptr, kv_indptr, kv_lens, rows, batch_size, _, _, page_size, is_graph = arguments[
+            :12
+        ]
         assert len(arguments) == (19 if self._backend == "fa2" else 16)
         assert len(qo_indptr) == len(kv_indptr) == batch_size + 1 == len(kv_lens) + 1
         assert int(qo_indptr[-1]) <= rows
@@ -111,6 +115,4 @@ def _key(qo_indptr: Tensor, kv_indptr: Tensor) -> tuple[tuple[int, ...], tuple[i
 
 def fake_flashinfer(version: str = "0.6.12") -> Any:
     """The package, with a wrapper class of its own that counts from 0."""
-    return SimpleNamespace(
-        __version__=version, BatchPrefillWithPagedKVCacheWrapper=type("Wrapper", (FakeWrapper,), {})
-    )
+    return SimpleNamespace(__version__=version, BatchPrefillWithPagedKVCacheWrapper=type("Wrapper", (FakeWrapper,), {}))

@@ -145,7 +145,10 @@ def test_a_wrong_guess_is_planned_again() -> None:
 def test_workspaces_are_counted_once_for_all_wrappers() -> None:
     twins = Twins()
     attention = twins.attention
-    tensors = {id(wrapper._inner._int_workspace_buffer) for wrapper in [*attention._captured.values(), *attention._eager.values()]}
+    tensors = {
+        id(wrapper._inner._int_workspace_buffer)
+        for wrapper in [*attention._captured.values(), *attention._eager.values()]
+    }
     assert len(tensors) == 1
     assert 8 * MIB < attention.workspace_bytes < 200 * MIB
     attention.reserve(40)
