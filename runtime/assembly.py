@@ -3,6 +3,7 @@
 A start assembles once; with `kv_backing` `torch` it does so twice, as the KV cache's addresses are others then.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,9 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.checkpoint import ModelConfig
 from runtime.config import EngineConfig, ResolvedConfig
 from runtime.executor.batch import StepBuffers
-from runtime.executor.decoder_program import DecoderInputs, step_max_seqs
+from runtime.executor.decoder_program import DecoderInputs, attention_bucket, step_max_seqs
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderProgram, EncoderRunner, StaticEncoderInputs
 from runtime.executor.graph_backend import GraphBackend
@@ -25,10 +27,13 @@ from runtime.executor.graphs import (
 )
 from runtime.executor.kv_cache import KVCache
 from runtime.executor.model_runner import ModelRunner
-from runtime.kernels import Kernels
 from runtime.model.attention import CacheAttention
+from runtime.model.backends import Choice, Kernels, build_attention
+from runtime.model.flashinfer_attention import AttentionLimits
 from runtime.model.loader import LoadedModel
 from runtime.stats import GraphFamilyInfo
+
+log = logging.getLogger(__name__)
 
 
 class Site(Protocol):
@@ -93,15 +98,20 @@ class Parts(EncoderParts):
 
 
 def assemble_encoder(
-    config: ResolvedConfig, kernels: Kernels, model: LoadedModel, site: Site, backend: GraphBackend
+    config: ResolvedConfig,
+    model_config: ModelConfig,
+    model: LoadedModel,
+    site: Site,
+    kernels: Kernels,
+    backend: GraphBackend,
 ) -> EncoderParts:
     """The vision side, with its buffers in place and a graph set that holds nothing yet."""
-    engine, model_config = config.engine, kernels.model
-    can_capture = backend.replays_eagerly or kernels.encoder_attention.can_capture
+    engine = config.engine
+    supports_graphs = _can_capture(kernels.encoder_attention, backend)
     encoder_graphs: GraphSet[StaticEncoderInputs] = GraphSet(
         "encoder",
         encoder_buckets(config),
-        backend=backend if should_capture_encoder(engine, encoder_supports_graphs=can_capture) else None,
+        backend=backend if should_capture_encoder(engine, encoder_supports_graphs=supports_graphs) else None,
         strict=engine.strict_graphs,
     )
     store = EmbeddingStore(
@@ -119,9 +129,16 @@ def assemble_encoder(
     return EncoderParts(weight_bytes=model.weight_bytes, encoder=encoder, store=store)
 
 
-def assemble(config: ResolvedConfig, kernels: Kernels, model: LoadedModel, site: Site, kv: KVCache) -> Parts:
+def assemble(
+    config: ResolvedConfig,
+    model_config: ModelConfig,
+    model: LoadedModel,
+    site: Site,
+    kernels: Kernels,
+    kv: KVCache,
+) -> Parts:
     """Everything of the executor, with its buffers at their final addresses, and graph sets that hold nothing yet."""
-    engine, model_config, device = config.engine, kernels.model, site.torch_device
+    engine, device = config.engine, site.torch_device
     assert model.text is not None, "only the encoder was loaded"
     decoder_ladder = decoder_buckets(config)
     buffers = StepBuffers(
@@ -132,15 +149,27 @@ def assemble(config: ResolvedConfig, kernels: Kernels, model: LoadedModel, site:
         device=device,
     )
     encoder_backend, decoder_backend = site.graph_backends(engine, counted=buffers.tensors())
-    vision = assemble_encoder(config, kernels, model, site, encoder_backend)
-    can_capture = decoder_backend.replays_eagerly or kernels.attention.can_capture
+    vision = assemble_encoder(config, model_config, model, site, kernels, encoder_backend)
+    has_graphs = should_capture_decoder(engine) and _can_capture(kernels.attention, decoder_backend)
     decoder_graphs: GraphSet[DecoderInputs] = GraphSet(
         "decoder",
         decoder_ladder,
-        backend=decoder_backend if should_capture_decoder(engine) and can_capture else None,
+        backend=decoder_backend if has_graphs else None,
         strict=engine.strict_graphs,
     )
-    attention = kernels.build_attention(config, kv, decoder_graphs.buckets)
+    attention = build_attention(
+        kernels.attention,
+        kv,
+        num_layers=model_config.text.num_hidden_layers,
+        limits=AttentionLimits(
+            num_heads=model_config.text.num_attention_heads,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            buckets=tuple(attention_bucket(bucket) for bucket in decoder_graphs.buckets),
+        ),
+        facts=kernels.facts,
+    )
     runner = ModelRunner(
         decoder=model.text,
         attention=attention,
@@ -163,3 +192,11 @@ def assemble(config: ResolvedConfig, kernels: Kernels, model: LoadedModel, site:
         decoder_graphs=decoder_graphs,
         max_mixed_tokens=max((bucket.tokens for bucket in decoder_graphs.buckets if bucket.is_mixed), default=0),
     )
+
+
+def _can_capture(choice: Choice, backend: GraphBackend) -> bool:
+    """Whether a forward with this attention can be part of this backend's graphs: emulated ones are eager calls."""
+    if choice.can_capture or backend.replays_eagerly:
+        return True
+    log.warning("no graphs: this attention reads the host", extra={"backend": choice.backend, "reason": choice.reason})
+    return False

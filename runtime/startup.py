@@ -20,7 +20,7 @@ from runtime.engine import Engine
 from runtime.executor.kv_cache import KVCache, KVLayout, kv_layout
 from runtime.executor.memory import KVRequest, MemoryPlan, plan_encoder_memory, plan_memory
 from runtime.hardware import MIN_BLOCKS, Hardware, hardware_for
-from runtime.kernels import Kernels
+from runtime.model.backends import Kernels, build_encoder_attention, choose_kernels
 from runtime.model.loader import LoadedModel, load_model
 from runtime.probe import GraphProbe
 from runtime.readings import BLOCK_NUMBER_BYTES
@@ -56,16 +56,16 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
     with phases("baseline"):
         hardware = (open_hardware or hardware_for(config))(config)
         model_config, resolved, directory = _resolve(config)
+        kernels = choose_kernels(config, model_config, device=hardware.torch_device, dtype=hardware.dtype)
     with phases("load_weights"):
-        kernels = _kernels(config, hardware, model_config)
-        model = _load(config, hardware, kernels, directory)
+        model = _load(config, directory, model_config, hardware, kernels, parts="all")
     with phases("reserve_kv"):
         layout = kv_layout(model_config.text, hardware.dtype, config.block_size)
         kv_request = hardware.kv_request(resolved, layout)
         kv = _first_kv(config, hardware, kv_request, layout)
         readings = hardware.readings()
         readings.use_kv(kv)
-        parts = assemble(resolved, kernels, model, hardware, kv)
+        parts = assemble(resolved, model_config, model, hardware, kernels, kv)
     with phases("profile"):
         readings.measure_transient(parts, resolved)
     with phases("capture_encoder"):
@@ -95,7 +95,7 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
             hardware.device.settled_bytes()  # what they held is free before the KV cache takes its place
             kv = KVCache(layout, plan.num_blocks, hardware.allocate_kv(plan.num_blocks * layout.block_bytes))
             readings.use_kv(kv)
-            parts = assemble(resolved, kernels, model, hardware, kv)
+            parts = assemble(resolved, model_config, model, hardware, kernels, kv)
         scheduler = Scheduler.from_config(resolved, eos_token_ids=model_config.eos_token_ids, num_blocks=kv.num_blocks)
     if config.kv_backing == "torch":
         with phases("recapture"):
@@ -130,13 +130,13 @@ def build_encoder_engine(config: EngineConfig, *, open_hardware: OpenHardware | 
     with phases("baseline"):
         hardware = (open_hardware or hardware_for(config))(config)
         model_config, resolved, directory = _resolve(config)
+        kernels = choose_kernels(config, model_config, device=hardware.torch_device, dtype=hardware.dtype)
     with phases("load_weights"):
-        kernels = _kernels(config, hardware, model_config)
-        model = _load(config, hardware, kernels, directory, parts="vision")
+        model = _load(config, directory, model_config, hardware, kernels, parts="vision")
     with phases("profile"):
         readings = hardware.readings()
         backend, _ = hardware.graph_backends(config, counted=())
-        parts = assemble_encoder(resolved, kernels, model, hardware, backend)
+        parts = assemble_encoder(resolved, model_config, model, hardware, kernels, backend)
         readings.measure_transient(parts, resolved)
     with phases("capture_encoder"):
         parts.capture_encoder()
@@ -183,26 +183,29 @@ def _resolve(config: EngineConfig) -> tuple[ModelConfig, ResolvedConfig, Path]:
     return model_config, resolve_config(config, model_config, read_processor_config(directory)), directory
 
 
-def _kernels(config: EngineConfig, hardware: Hardware, model_config: ModelConfig) -> Kernels:
-    return Kernels.choose(config, model_config, dtype=hardware.dtype, device=hardware.torch_device)
-
-
 def _load(
     config: EngineConfig,
+    directory: Path,
+    model_config: ModelConfig,
     hardware: Hardware,
     kernels: Kernels,
-    directory: Path,
     *,
-    parts: Literal["all", "vision"] = "all",
+    parts: Literal["all", "vision"],
 ) -> LoadedModel:
-    return load_model(
+    """The model on its device, with the kernels that were chosen."""
+    model = load_model(
         directory,
-        kernels.model,
+        model_config,
         dtype=hardware.dtype,
         device=hardware.torch_device,
-        encoder_attention=kernels.build_encoder_attention(),
+        encoder_attention=build_encoder_attention(kernels.encoder_attention),
         parts=parts,
+        load_format=config.load_format,
+        seed=config.seed,
     )
+    if kernels.is_compiled:
+        model.compile_layers()
+    return model
 
 
 def _first_kv(config: EngineConfig, hardware: Hardware, request: KVRequest, layout: KVLayout) -> KVCache:

@@ -71,6 +71,14 @@ def run_bench(arguments: argparse.Namespace) -> int:
         from server.bench_startup import measure_startups
 
         return measure_startups(arguments)
+    if arguments.bench == "throughput":
+        from server.bench_throughput import measure_throughput
+        from server.settings import SettingsError
+
+        try:
+            return measure_throughput(arguments)
+        except SettingsError as error:
+            arguments.parser.error(str(error))
 
     from server.bench import measure_load
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from runtime.executor.kv_cache import NULL_BLOCK
 from runtime.executor.request_slots import RequestSlots, RunningRequest
-from runtime.executor.staging import CopyFence, StagedTensor
 from runtime.model.attention import AttentionBatch, AttentionBucket
 from runtime.scheduler.output import ScheduledRequest
+from runtime.staging import CopyFence, StagedTensor
 
 
 class StepBuffers:

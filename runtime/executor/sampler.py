@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.executor.sampling_rows import NO_LOGPROBS, SamplingRows, uniform_numbers
-from runtime.executor.staging import HostCopy
 from runtime.request import TokenLogprobs
+from runtime.staging import HostCopy
 
 # What stands for the logarithm of nothing, so that no infinity and no NaN reaches JSON (vLLM's value).
 MIN_LOGPROB = -9999.0

@@ -6,16 +6,19 @@ what a GPU will get.
 
 import importlib
 import importlib.util
+import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from runtime.checkpoint import TextConfig, VisionConfig
-from runtime.config import AttentionBackend, CompileMode, ConfigError, EncoderAttentionBackend
+from runtime.checkpoint import ModelConfig, TextConfig, VisionConfig
+from runtime.config import AttentionBackend, CompileMode, ConfigError, EncoderAttentionBackend, EngineConfig
 from runtime.model.attention import CacheAttention, EncoderAttention, KVLayers
 from runtime.model.flashinfer_attention import HEAD_DIMS, AttentionLimits, FlashInferAttention
 from runtime.model.sdpa import PagedSdpaAttention, SdpaEncoderAttention
+
+log = logging.getLogger(__name__)
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -54,6 +57,37 @@ class Choice:
     backend: Literal["flashinfer-fa2", "flashinfer-fa3", "varlen", "sdpa"]
     reason: str
     can_capture: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """Everything that was chosen for one engine."""
+
+    facts: DeviceFacts
+    attention: Choice
+    encoder_attention: Choice
+    is_compiled: bool
+
+
+def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The choices for an engine, each logged with its reason.
+
+    Raises:
+        ConfigError: what was asked for cannot run here.
+    """
+    facts = DeviceFacts.of(device)
+    kernels = Kernels(
+        facts=facts,
+        attention=choose_attention(config.attention_backend, facts=facts, dtype=dtype, text=model.text),
+        encoder_attention=choose_encoder_attention(
+            config.encoder_attention_backend, facts=facts, dtype=dtype, vision=model.vision
+        ),
+        is_compiled=should_compile(config.compile, facts=facts),
+    )
+    for kind, choice in (("decoder", kernels.attention), ("encoder", kernels.encoder_attention)):
+        log.info("attention", extra={"kind": kind, "backend": choice.backend, "reason": choice.reason})
+    log.info("compile", extra={"compile": config.compile, "is_compiled": kernels.is_compiled})
+    return kernels
 
 
 def choose_attention(wanted: AttentionBackend, *, facts: DeviceFacts, dtype: torch.dtype, text: TextConfig) -> Choice:

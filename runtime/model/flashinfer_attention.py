@@ -33,6 +33,7 @@ from runtime.model.page_plan import (
     page_plan,
     write_indices,
 )
+from runtime.staging import CopyFence
 
 # The release whose wrappers `_replan` may reach into; others are planned through their public method.
 KNOWN_VERSION = "0.6.12"
@@ -152,7 +153,7 @@ class FlashInferAttention:
         slot = self._index_slots.take()
         end = write_indices(slot.array, self._layout, plan, batch, block_size=self._block_size)
         self._indices[:end].copy_(slot.tensor[:end], non_blocking=True)
-        slot.release()
+        slot.fence.record()
         self._schedule(wrapper, plan)
         wrapper.use(self._indices, self._layout, plan)
         self._wrapper_in_use, self._plan_in_use = wrapper, plan
@@ -292,7 +293,7 @@ class _Wrapper:
             self._replan(plan, slot.tensor)
         else:
             self._public_plan(plan, self._inner._paged_kv_indices_buf[: plan.num_pages])
-        slot.release()
+        slot.fence.record()
 
     def _replan(self, plan: PagePlan, pinned: Tensor) -> None:
         """What `plan` of the known release does at its end. The rest of it copies indices once more, and looks for
@@ -353,29 +354,17 @@ class _Alternating:
         """The one that is longer unused, once the device has read it."""
         slot = self._slots[self._next]
         self._next = 1 - self._next
-        slot.wait()
+        slot.fence.wait()
         return slot
 
 
 class _PinnedSlot:
-    """Pinned memory and the event after which it may be written."""
+    """Pinned memory and the fence after which it may be written."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        is_cuda = device.type == "cuda"
-        self.tensor = torch.zeros(size, dtype=dtype, pin_memory=is_cuda)
+        self.tensor = torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda")
         self.array: NDArray[np.int32] = self.tensor.numpy()
-        self._event = torch.cuda.Event() if is_cuda else None
-        self._is_pending = False
-
-    def wait(self) -> None:
-        if self._event is not None and self._is_pending:
-            self._event.synchronize()
-
-    def release(self) -> None:
-        """The copies that read it are enqueued."""
-        if self._event is not None:
-            self._event.record()
-            self._is_pending = True
+        self.fence = CopyFence(device)
 
 
 def _parts(indices: Tensor, layout: IndexLayout, num_seqs: int) -> tuple[Tensor, Tensor, Tensor]:

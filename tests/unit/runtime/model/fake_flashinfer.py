@@ -68,9 +68,8 @@ class FakeWrapper:
         self._plan_info = _key(qo_indptr, kv_indptr)
 
     def _module_plan(self, *arguments: Any) -> Any:
-        floats, ints, pinned, qo_indptr, kv_indptr, kv_lens, rows, batch_size, _, _, page_size, is_graph = arguments[
-            :12
-        ]
+        _, ints, pinned, qo_indptr, kv_indptr, kv_lens, rows, batch_size = arguments[:8]
+        page_size, is_graph = arguments[10:12]
         assert len(arguments) == (19 if self._backend == "fa2" else 16)
         assert len(qo_indptr) == len(kv_indptr) == batch_size + 1 == len(kv_lens) + 1
         assert int(qo_indptr[-1]) <= rows

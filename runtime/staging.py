@@ -6,6 +6,7 @@ pinned memory may be written again.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ class CopyFence:
     """Says when the copies enqueued so far have read their pinned sources. Waits for nothing on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._is_pending = False
 
     def record(self) -> None:
@@ -44,7 +45,7 @@ class StagedTensor:
         rows_first = (shape[row_dim], *(size for dim, size in enumerate(shape) if dim != row_dim))
         self._staging = torch.zeros(rows_first, dtype=dtype, pin_memory=device.type == "cuda")
         self._storage = self._staging if device.type == "cpu" else self._staging.to(device)
-        self.host: NDArray[np.generic] = np.moveaxis(self._staging.numpy(), 0, row_dim)
+        self.host: NDArray[Any] = np.moveaxis(self._staging.numpy(), 0, row_dim)
         self.device = self._storage.movedim(0, row_dim)
 
     def upload(self, num_rows: int) -> None:
@@ -101,14 +102,14 @@ class HostCopy:
         """`num_bytes`: of the largest tensor that goes without a fresh buffer."""
         self._is_cuda = device.type == "cuda"
         self._bytes = torch.empty(num_bytes if self._is_cuda else 0, dtype=torch.uint8, pin_memory=self._is_cuda)
-        self._done = torch.cuda.Event() if self._is_cuda else None
+        self._done = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
 
     def fetch(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> NDArray[np.generic]:
         """The tensor's values, valid until the next `fetch`. `meanwhile` runs on the host while the device works."""
         if self._done is None:
             if meanwhile is not None:
                 meanwhile()
-            return tensor.cpu().numpy()  # type: ignore[no-any-return]
+            return tensor.cpu().numpy()
         source = tensor.contiguous()
         if source.nbytes > len(self._bytes):
             self._bytes = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=True)
@@ -118,4 +119,4 @@ class HostCopy:
         if meanwhile is not None:
             meanwhile()
         self._done.synchronize()
-        return target.numpy()  # type: ignore[no-any-return]
+        return target.numpy()
