@@ -65,7 +65,7 @@ class CudaHardware:
             name = read_model_config(locate_model(config.model)).dtype
         capture = None
         if config.graph_backend == "auto" and not config.enforce_eager:
-            capture = TorchCapture(torch_device, device.settled_bytes)
+            capture = TorchCapture(torch_device, device.resting_bytes)
         return cls(
             config,
             device,

@@ -144,7 +144,7 @@ class FakeGpu:
     def pool_segments(self, pool: PoolId) -> tuple[int, int]:
         return self.pools[pool], len(self.graphs[pool]) * MIB
 
-    def settled_bytes(self) -> int:
+    def resting_bytes(self) -> int:
         self.settle()
         return self.used_bytes()
 
