@@ -23,7 +23,7 @@ BUCKETS = {"encoder": ["64", "32"], "decoder": ["4", "2", "1"]}  # in the order 
 
 def config(directory: Path, **knobs: Any) -> EngineConfig:
     small = {name: value for name, value in SMALL.items() if name != "memory_bytes"}
-    return EngineConfig(model=str(directory), **{**small, "gpu_memory_utilization": 0.06, **knobs})
+    return EngineConfig(model=str(directory), **{**small, "gpu_memory_utilization": 0.05, **knobs})
 
 
 def build(directory: Path, gpu: FakeGpu, **knobs: Any) -> Engine:
@@ -35,7 +35,7 @@ def test_rows_sum_to_the_request_and_cover_what_the_device_says(tiny_checkpoint:
     gpu = FakeGpu()
     engine = build(tiny_checkpoint, gpu, kv_backing=backing)
     memory, rows = engine.info.memory, engine.info.memory.components
-    assert sum(rows.values()) == memory.requested_bytes == -(-gpu.total_bytes * 6 // 100)
+    assert sum(rows.values()) == memory.requested_bytes == -(-gpu.total_bytes * 5 // 100)
     assert rows["kv"] == memory.num_blocks * memory.block_bytes
     assert rows["kv"] % (2 * MIB) == 0
     assert rows["transient"] == gpu.transient_bytes
