@@ -55,6 +55,11 @@ class StagedTensor:
             self._storage[:num_rows].copy_(self._staging[:num_rows], non_blocking=True)
 
 
+def pinned_bytes(num_bytes: int) -> Tensor:
+    """Host memory that the device copies from and to on its own, uint8 [num_bytes]."""
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
 class PinnedArena:
     """Pinned memory for arrays of changing sizes on their way to the device, `num_bytes` at a time.
 
@@ -64,10 +69,16 @@ class PinnedArena:
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._device = device
         self._fence = CopyFence(device)
-        self._bytes = torch.empty(
-            num_bytes if device.type == "cuda" else 0, dtype=torch.uint8, pin_memory=device.type == "cuda"
-        )
+        self._bytes = torch.empty(0, dtype=torch.uint8)
         self._used = 0
+        self.grow(num_bytes)
+
+    def grow(self, num_bytes: int) -> None:
+        """Makes room for so many bytes a round, unless there is. On a CPU there is nothing to make."""
+        if self._device.type == "cuda" and num_bytes > len(self._bytes):
+            self._fence.wait()
+            self._bytes = pinned_bytes(num_bytes)
+            self._used = 0
 
     def reuse(self) -> None:
         """Starts over: waits until the copies of the last round have been read."""
@@ -101,7 +112,7 @@ class HostCopy:
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         """`num_bytes`: of the largest tensor that goes without a fresh buffer."""
         self._is_cuda = device.type == "cuda"
-        self._bytes = torch.empty(num_bytes if self._is_cuda else 0, dtype=torch.uint8, pin_memory=self._is_cuda)
+        self._bytes = pinned_bytes(num_bytes) if self._is_cuda else torch.empty(0, dtype=torch.uint8)
         self._done = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
 
     def fetch(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> NDArray[np.generic]:
@@ -112,7 +123,7 @@ class HostCopy:
             return tensor.cpu().numpy()
         source = tensor.contiguous()
         if source.nbytes > len(self._bytes):
-            self._bytes = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=True)
+            self._bytes = pinned_bytes(source.nbytes)
         target = self._bytes[: source.nbytes].view(source.dtype).view(source.shape)
         target.copy_(source, non_blocking=True)
         self._done.record()

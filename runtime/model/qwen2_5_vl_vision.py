@@ -75,13 +75,19 @@ def encoder_inputs(patches_PC: Tensor, layout: EncoderLayout, *, device: torch.d
     )
 
 
-def patchify(pixels_HWC: Tensor, patch_size: int, merge_size: int) -> Tensor:
-    """An image uint8 [height, width, 3] cut into patches uint8 [P, 3 * patch_size ** 2], in merge blocks."""
+def patch_grid(pixels_HWC: Tensor, patch_size: int, merge_size: int) -> Tensor:
+    """A view of an image uint8 [height, width, 3] whose elements come in the order of its patches' values: [rows,
+    columns, merge_size, merge_size, 3, patch_size, patch_size]."""
     height, width, channels = pixels_HWC.shape
     unit = patch_size * merge_size
     assert height % unit == width % unit == 0, f"image of {height} x {width} pixels, not in steps of {unit}"
     blocks = pixels_HWC.view(height // unit, merge_size, patch_size, width // unit, merge_size, patch_size, channels)
-    return blocks.permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, channels * patch_size**2)
+    return blocks.permute(0, 3, 1, 4, 6, 2, 5)
+
+
+def patchify(pixels_HWC: Tensor, patch_size: int, merge_size: int) -> Tensor:
+    """An image uint8 [height, width, 3] cut into patches uint8 [P, 3 * patch_size ** 2], in merge blocks."""
+    return patch_grid(pixels_HWC, patch_size, merge_size).reshape(-1, pixels_HWC.shape[2] * patch_size**2)
 
 
 class VisionEncoder(nn.Module):
