@@ -65,7 +65,7 @@ class CudaHardware:
             name = read_model_config(locate_model(config.model)).dtype
         capture = None
         if config.graph_backend == "auto" and not config.enforce_eager:
-            capture = TorchCapture(torch_device, device.settled_bytes)
+            capture = TorchCapture(torch_device, device.resting_bytes)
         return cls(
             config,
             device,
@@ -91,7 +91,7 @@ class CudaHardware:
         self.device.mapped_bytes = span.resident_bytes
         return span
 
-    def minimal_kv(self, request: KVRequest) -> KVBacking:
+    def minimal_kv(self, config: EngineConfig, request: KVRequest) -> KVBacking:
         return self.allocate_kv(max(MIN_TORCH_KV_BYTES, 2 * request.block_bytes))
 
     def allocate_kv(self, num_bytes: int) -> KVBacking:

@@ -39,7 +39,7 @@ class Hardware(Site, Protocol):
         """Addresses for all that the plan can give, with memory behind the few blocks that capture needs."""
         ...
 
-    def minimal_kv(self, request: KVRequest) -> KVBacking:
+    def minimal_kv(self, config: EngineConfig, request: KVRequest) -> KVBacking:
         """An ordinary allocation of the least that capture needs: the probe's, which is dropped afterwards."""
         ...
 
@@ -82,8 +82,9 @@ class CpuHardware:
             capacity_bytes = min(capacity_bytes, useful_blocks * request.block_bytes)
         return AnonymousMapping(max(capacity_bytes, MIN_BLOCKS * request.block_bytes))
 
-    def minimal_kv(self, request: KVRequest) -> KVBacking:
-        return AnonymousMapping(MIN_BLOCKS * request.block_bytes)
+    def minimal_kv(self, config: EngineConfig, request: KVRequest) -> KVBacking:
+        # Pages that nobody touches cost nothing: it has the addresses of the largest, so that block numbers count.
+        return self.reserve_kv(config, request)
 
     def allocate_kv(self, num_bytes: int) -> KVBacking:
         return AnonymousMapping(num_bytes)

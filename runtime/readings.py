@@ -7,11 +7,14 @@ that are resident by then, which have rows too. On a GPU `context` is the driver
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import torch
+
 from runtime.assembly import EncoderParts, Parts
-from runtime.config import ResolvedConfig
+from runtime.config import MIB, ResolvedConfig
 from runtime.executor.cuda_device import CudaDevice
 from runtime.executor.device import Device
 from runtime.executor.kv_cache import KVCache
@@ -22,6 +25,11 @@ log = logging.getLogger(__name__)
 
 # What the scheduler keeps of each block once all have a name in the prefix cache: measured, 216-241 bytes with CPython.
 BLOCK_NUMBER_BYTES = 256
+
+
+# What an interpreter without a scheduler comes to hold beyond its reading while it serves (threads, Pillow): 3.7 MiB
+# were measured.
+HOST_GROWTH_BYTES = 8 * MIB
 
 
 class Readings(Protocol):
@@ -48,13 +56,18 @@ class Readings(Protocol):
         ...
 
 
-def run_worst_cases(parts: EncoderParts, config: ResolvedConfig, device: Device) -> list[int]:
-    """The peaks of the worst encoder forward, and of the worst step where there is a decoder."""
-    runs = [partial(parts.encoder.profile, max_tokens_per_image=config.max_tokens_per_image)]
+def _worst_cases(parts: EncoderParts, config: ResolvedConfig) -> list[Callable[[], None]]:
+    """The worst encoder forward, and the worst step where there is a decoder."""
+    runs: list[Callable[[], None]] = [partial(parts.encoder.profile, max_tokens_per_image=config.max_tokens_per_image)]
+    if isinstance(parts, Parts):
+        runs.append(partial(run_worst_step, parts.runner, config))
+    return runs
+
+
+def _peaks(parts: EncoderParts, config: ResolvedConfig, device: Device) -> list[int]:
     if isinstance(parts, Parts):
         run_worst_step(parts.runner, config, max_tokens=config.engine.max_num_seqs)  # makes what is made once
-        runs.append(partial(run_worst_step, parts.runner, config))
-    return [device.peak_bytes(run) for run in runs]
+    return [device.peak_bytes(run) for run in _worst_cases(parts, config)]
 
 
 class CpuReadings:
@@ -72,7 +85,7 @@ class CpuReadings:
         self._kv = kv
 
     def measure_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
-        peaks = run_worst_cases(parts, config, self._device)
+        peaks = _peaks(parts, config, self._device)
         self._resident_bytes = self._without_kv()
         self._peak_bytes = max(*peaks, self._resident_bytes)
 
@@ -81,9 +94,9 @@ class CpuReadings:
         encoder, decoder, workspace, static = _exact_bytes(parts)
         resident_bytes = max(self._resident_bytes, self._without_kv() - encoder - decoder)
         own_bytes = max(self._baseline_bytes, resident_bytes - parts.weight_bytes - workspace)
-        max_blocks = self._kv.max_blocks if self._kv else 0
+        growth_bytes = BLOCK_NUMBER_BYTES * self._kv.max_blocks if self._kv else HOST_GROWTH_BYTES
         return MeasuredRows(
-            context=own_bytes + BLOCK_NUMBER_BYTES * max_blocks,
+            context=own_bytes + growth_bytes,
             weights=parts.weight_bytes,
             attention_workspace=workspace,
             static_buffers=static,
@@ -121,7 +134,7 @@ class CudaReadings:
         self._kv = kv
 
     def measure_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
-        peaks = run_worst_cases(parts, config, self._device)
+        peaks = _peaks(parts, config, self._device)
         self._transient_bytes = max(0, max(peaks) - self._device.settled_bytes())
 
     def rows(self, parts: EncoderParts) -> MeasuredRows:
@@ -151,12 +164,14 @@ class CudaReadings:
         """Runs the worst case once more, so that torch keeps its segments, and lets its allocator hold no more than
         them from now on: it gives back what it merely keeps before it takes more."""
         self._device.settled_bytes()
-        resident_bytes = self._device.reserved_bytes()
-        parts.encoder.profile(max_tokens_per_image=config.max_tokens_per_image)
-        if isinstance(parts, Parts):
-            run_worst_step(parts.runner, config)
-        held_bytes = max(self._device.reserved_bytes(), resident_bytes + self._transient_bytes)
-        self._device.limit_reserved(held_bytes)
+        self._device.limit_reserved(self._device.reserved_bytes() + self._transient_bytes)
+        for run in _worst_cases(parts, config):
+            try:
+                run()
+            except torch.OutOfMemoryError:
+                # What the run before left in the cache does not fit this one: it was measured on an empty cache.
+                self._device.resting_bytes()
+                run()
 
     def used_bytes(self) -> int:
         if self._kv is None:

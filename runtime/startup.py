@@ -212,7 +212,7 @@ def _first_kv(config: EngineConfig, hardware: Hardware, request: KVRequest, layo
     """What the start captures on: the cache itself, still small, or a throw-away one."""
     if config.kv_backing == "vmm":
         return KVCache(layout, MIN_BLOCKS, hardware.reserve_kv(config, request))
-    return KVCache(layout, MIN_BLOCKS, hardware.minimal_kv(request))
+    return KVCache(layout, MIN_BLOCKS, hardware.minimal_kv(config, request))
 
 
 def _log_ready(plan: MemoryPlan, ledger: MemoryLedger, phases: Phases) -> None:

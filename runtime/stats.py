@@ -62,8 +62,9 @@ class BucketInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class GraphFamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One family's graphs. `reserved`: what KV sizing subtracted; `measured`: also when not subtracted; `captured`:
-    what the graphs in use took, of which the driver's part is `driver`. `num_captures`: how often each bucket was
-    captured; `probe_segments_left`: of all families, what their first graphs left in private pools when released."""
+    what the graphs in use took, of which the driver's part is `driver`. `segment`: what the family's private pool
+    holds, as the allocator says. `num_captures`: how often each bucket was captured. `probe_segments_left`: what the
+    first graphs of all families left in private pools when they were released."""
 
     family: GraphFamily
     backend: Literal["cuda", "emulated", "none"]
@@ -74,6 +75,7 @@ class GraphFamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
     driver_bytes: int = 0
     num_captures: int = 1
     probe_segments_left_bytes: int = 0
+    segment_bytes: int = 0
 
 
 class MemoryLedger(msgspec.Struct, frozen=True, kw_only=True):

@@ -136,7 +136,13 @@ class CudaDevice:
         return max(0, self._baseline.free_bytes - free - self._tenants_change(free))
 
     def settled_bytes(self) -> int:
-        """What this process uses when nothing runs and nothing is merely kept: two readings that agree."""
+        """What this process uses when nothing runs, nothing is merely kept, and unreachable objects are gone."""
+        gc.collect()
+        return self.resting_bytes()
+
+    def resting_bytes(self) -> int:
+        """The same without looking for unreachable objects, which takes longer than a capture: two readings that
+        agree."""
         self._memory.settle()
         readings = [self.used_bytes()]
         while len(readings) < MAX_SETTLED_READINGS:
@@ -230,7 +236,6 @@ class TorchCudaMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def settle(self) -> None:
-        gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 

@@ -67,7 +67,7 @@ class CudaCapture(Protocol):
         """Bytes of the pool's segments, and how many of them belong to live blocks."""
         ...
 
-    def settled_bytes(self) -> int:
+    def resting_bytes(self) -> int:
         """What this process uses of the device at rest."""
         ...
 
@@ -155,11 +155,11 @@ class CudaGraphBackend:
         """Segments that the pool keeps of what came after `segments_before`."""
         gc.collect()
         with contextlib.suppress(Exception):  # a device in trouble says so at the next step
-            self._device.settled_bytes()
+            self._device.resting_bytes()
         return max(0, self._device.pool_segments(pool)[0] - segments_before)
 
     def _read(self) -> int:
-        return self._device.settled_bytes() if self._is_measuring else 0
+        return self._device.resting_bytes() if self._is_measuring else 0
 
 
 class CudaGraph:
@@ -200,11 +200,11 @@ class TorchCapture:
     """Captures through torch on one stream. Drives capture_begin and capture_end itself: `torch.cuda.graph` leaves the
     capture's stream current when capture_end raises."""
 
-    def __init__(self, device: torch.device, settled_bytes: Callable[[], int]) -> None:
+    def __init__(self, device: torch.device, resting_bytes: Callable[[], int]) -> None:
         self._device = device
         self._cuda: Any = torch.cuda
         self._stream = self._cuda.Stream(device)
-        self.settled_bytes = settled_bytes
+        self.resting_bytes = resting_bytes
         self._abandoned: list[Any] = []
 
     def new_pool(self) -> PoolId:

@@ -145,6 +145,7 @@ class GraphSet(Generic[InputsT]):
             measured_bytes=self.graph_bytes,
             captured_bytes=self.graph_bytes,
             driver_bytes=self.driver_bytes,
+            segment_bytes=self.segment_bytes,
         )
 
     def capture(self, program: GraphProgram[InputsT]) -> None:
