@@ -128,8 +128,8 @@ class FlashInferAttention:
         self._wrapper_in_use: _Wrapper | None = None
         self._plan_in_use: PagePlan | None = None
         self._slots_T = torch.empty(0, dtype=torch.int64, device=device)
-        self._key_rows_T = self._slots_T
-        self._value_rows_T = self._slots_T
+        # Rows of the step's keys, and of its values.
+        self._rows_2T = torch.empty(2, 0, dtype=torch.int64, device=device)
 
     @property
     def workspace_bytes(self) -> int:
@@ -174,11 +174,15 @@ class FlashInferAttention:
         if layer == 0:
             # Here, not in `plan`: a graph must compute it from the slots of its own step.
             blocks_T = self._slots_T.div(self._block_size, rounding_mode="floor")
-            self._key_rows_T = self._slots_T + blocks_T * self._rows_between_blocks
-            self._value_rows_T = self._key_rows_T + self._block_size
+            key_rows_T = self._slots_T + blocks_T * self._rows_between_blocks
+            self._rows_2T = torch.stack((key_rows_T, key_rows_T + self._block_size))
         rows = self._cache_rows[layer]
-        rows.index_copy_(0, self._key_rows_T, k_TKD)
-        rows.index_copy_(0, self._value_rows_T, v_TKD)
+        both_2TKD = _as_one(k_TKD, v_TKD)
+        if both_2TKD is not None:
+            rows.index_put_((self._rows_2T,), both_2TKD)
+        else:
+            rows.index_put_((self._rows_2T[0],), k_TKD)
+            rows.index_put_((self._rows_2T[1],), v_TKD)
         assert self._wrapper_in_use is not None, "forward before plan"
         return self._wrapper_in_use.run(q_THD, self._caches[layer])
 
@@ -385,3 +389,15 @@ def _rows(view: Tensor) -> Tensor:
     assert view.stride(0) % row == 0, "blocks do not lie a whole number of rows apart"
     num_rows = (num_blocks - 1) * (view.stride(0) // row) + 2 * block_size
     return view.as_strided((num_rows, num_kv_heads, head_dim), (row, head_dim, 1))
+
+
+def _as_one(k_TKD: Tensor, v_TKD: Tensor) -> Tensor | None:
+    """Keys and values as one view [2, T, K, D], where a token's values follow its keys in memory, as they do in rows
+    of one tensor: one kernel then stores both."""
+    num_tokens, num_kv_heads, head_dim = k_TKD.shape
+    follows = v_TKD.storage_offset() - k_TKD.storage_offset() == num_kv_heads * head_dim
+    is_same = k_TKD.untyped_storage().data_ptr() == v_TKD.untyped_storage().data_ptr()
+    if not (follows and is_same and k_TKD.stride() == v_TKD.stride() and k_TKD.stride()[1:] == (head_dim, 1)):
+        return None
+    stride = (num_kv_heads * head_dim, *k_TKD.stride())
+    return k_TKD.as_strided((2, num_tokens, num_kv_heads, head_dim), stride)

@@ -123,6 +123,12 @@ class DecoderLayer(nn.Module):
         num_tokens, num_rotated = len(hidden_TD), self.num_heads + self.num_kv_heads
         qkv = self.qkv.forward(self.input_norm.forward(hidden_TD)).view(num_tokens, -1, self.head_dim)
         rotated = apply_rotary(qkv[:, :num_rotated], cos, sin)
+        if torch.compiler.is_compiling():
+            # In one tensor, so that one kernel can store keys and values: free where the copy is fused.
+            q_THE, k_TKE, v_TKE = torch.cat((rotated, qkv[:, num_rotated:]), dim=1).split(  # type: ignore[no-untyped-call]
+                (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1
+            )
+            return q_THE, k_TKE, v_TKE
         return rotated[:, : self.num_heads], rotated[:, self.num_heads :], qkv[:, num_rotated:]
 
     def after(self, hidden_TD: Tensor, attended_THE: Tensor) -> Tensor:

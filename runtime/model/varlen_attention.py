@@ -7,10 +7,15 @@ width that is a multiple of 8 (the published towers' are 80 wide), which FlashIn
 Legend: P patches, H heads, D head width.
 """
 
+import logging
+
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from runtime.model.attention import Segments
+
+# It tells its backend at each call.
+logging.getLogger("torch.nn.attention.varlen").setLevel(logging.WARNING)
 
 
 class VarlenEncoderAttention:

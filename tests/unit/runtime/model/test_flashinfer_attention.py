@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.model.attention import AttentionBatch, AttentionBucket
-from runtime.model.flashinfer_attention import AttentionLimits, FlashInferAttention
+from runtime.model.flashinfer_attention import AttentionLimits, FlashInferAttention, _as_one
 from runtime.model.page_plan import MIB, IndexLayout, float_workspace_bytes, page_plan, query_tile, write_indices
 from runtime.model.sdpa import PagedSdpaAttention
 from tests.unit.runtime.model.fake_flashinfer import fake_flashinfer
@@ -68,8 +68,11 @@ class Twins:
             )
         return replace(batch, block_tables_cpu=tables.numpy())
 
-    def step(self, parts: Sequence[tuple[int, int, int]], bucket: AttentionBucket | None = None) -> None:
-        """Runs one step on both; outputs of real tokens must agree, and padding must be finite."""
+    def step(
+        self, parts: Sequence[tuple[int, int, int]], bucket: AttentionBucket | None = None, *, is_one: bool = True
+    ) -> None:
+        """Runs one step on both; outputs of real tokens must agree, and padding must be finite. `is_one`: values lie
+        behind keys in memory."""
         batch = self.batch(parts, bucket)
         num_real = sum(end - start for _, start, end in parts)
         num_tokens = int(batch.query_start_loc_cpu[-1])
@@ -79,7 +82,9 @@ class Twins:
         self.attention.plan(batch)
         self.plain.plan(self.sequences.batch(parts))
         for layer, sign in ((0, 1.0), (1, -1.0)):
-            output = self.attention.forward(layer, q, k, v * sign)
+            values = torch.cat((k, v * sign), dim=1).split(KV_HEADS, dim=1) if is_one else (k, v * sign)
+            assert (_as_one(*values) is not None) == is_one
+            output = self.attention.forward(layer, q, *values)
             expected = self.plain.forward(layer, q[:num_real], k[:num_real], v[:num_real] * sign)
             torch.testing.assert_close(output[:num_real], expected, rtol=1e-4, atol=1e-4)
             assert torch.isfinite(output).all()
@@ -95,7 +100,7 @@ def test_steps_of_all_kinds_equal_sdpa(kernel: str) -> None:
     twins = Twins(kernel=kernel)
     twins.step(prefills())
     twins.step([(0, 5, 6), (1, 9, 10), (3, 4, 20)])  # decodes beside a chunk behind a context
-    twins.step([(1, 10, 11), (0, 6, 7)])
+    twins.step([(1, 10, 11), (0, 6, 7)], is_one=False)
     twins.step([(4, 0, 12), (3, 20, 33), (1, 11, 12)], MIXED_32)
     twins.step([(1, 12, 13), (2, 2, 3)], DECODE_4)
     twins.step([(1, 13, 14)], DECODE_4)
