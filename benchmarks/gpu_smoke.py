@@ -101,7 +101,12 @@ def main() -> int:
 def run_checks(only: list[str] | None, results: dict[str, Any]) -> None:
     from benchmarks.gpu_checks import CHECKS, open_device
 
-    device = open_device()
+    try:
+        device = open_device()
+    except Exception as error:  # rows may still say more
+        traceback.print_exc()
+        report("open", {"error": f"{type(error).__name__}: {error}"}, 0.0, results)
+        return
     for name, check in CHECKS.items():
         if only and name not in only:
             continue
