@@ -17,6 +17,7 @@ from runtime.executor.batch import StepBuffers
 from runtime.executor.decoder_program import DecoderInputs, attention_bucket, step_max_seqs
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderProgram, EncoderRunner, StaticEncoderInputs
+from runtime.executor.grammar_masks import GrammarMasks
 from runtime.executor.graph_backend import GraphBackend
 from runtime.executor.graphs import (
     GraphSet,
@@ -31,6 +32,7 @@ from runtime.model.attention import CacheAttention
 from runtime.model.backends import Choice, Kernels, build_attention
 from runtime.model.flashinfer_attention import AttentionLimits
 from runtime.model.loader import LoadedModel
+from runtime.processing.grammar_compiler import GrammarCompiler
 from runtime.stats import GraphFamilyInfo
 
 log = logging.getLogger(__name__)
@@ -136,6 +138,7 @@ def assemble(
     site: Site,
     kernels: Kernels,
     kv: KVCache,
+    grammars: GrammarCompiler,
 ) -> Parts:
     """Everything of the executor, with its buffers at their final addresses, and graph sets that hold nothing yet."""
     engine, device = config.engine, site.torch_device
@@ -182,6 +185,7 @@ def assemble(
         pixels_per_token_side=model_config.vision.pixels_per_token_side,
         seed=engine.seed,
         device=device,
+        grammars=GrammarMasks(grammars, num_rows=engine.max_num_seqs, device=device),
     )
     return Parts(
         weight_bytes=model.weight_bytes,

@@ -8,6 +8,7 @@ captures again once the KV cache has its size (`runtime.probe`).
 import logging
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from runtime.checkpoint import ModelConfig, locate_model, read_model_config, rea
 from runtime.config import ConfigError, EngineConfig, ResolvedConfig, resolve_config
 from runtime.encoder_engine import EncoderEngine
 from runtime.engine import Engine
+from runtime.executor.device import allowed_cpus
 from runtime.executor.kv_cache import KVCache, KVLayout, kv_layout
 from runtime.executor.memory import KVRequest, MeasuredRows, MemoryPlan, plan_encoder_memory, plan_memory
 from runtime.executor.vmm import VirtualMemoryError
@@ -27,6 +29,7 @@ from runtime.hardware import MIN_BLOCKS, Hardware, hardware_for
 from runtime.model.backends import Kernels, build_encoder_attention, choose_kernels
 from runtime.model.loader import LoadedModel, load_model
 from runtime.probe import GraphProbe
+from runtime.processing.grammar_compiler import GrammarCompiler
 from runtime.readings import BLOCK_NUMBER_BYTES
 from runtime.scheduler.scheduler import Scheduler
 from runtime.stats import EngineInfo, GraphFamilyInfo, MemoryLedger
@@ -61,6 +64,8 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
         hardware = (open_hardware or hardware_for(config))(config)
         model_config, resolved, directory = _resolve(config)
         kernels = choose_kernels(config, model_config, device=hardware.torch_device, dtype=hardware.dtype)
+        # The tokenizer of a large vocabulary takes a second; it is read beside the weights.
+        grammars_to_come = _read_grammars(directory, model_config)
     with phases("load_weights"):
         model = _load(config, directory, model_config, hardware, kernels, parts="all")
     with phases("reserve_kv"):
@@ -69,7 +74,8 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
         kv = _first_kv(config, hardware, kv_request, layout)
         readings = hardware.readings()
         readings.use_kv(kv)
-        parts = assemble(resolved, model_config, model, hardware, kernels, kv)
+        grammars = grammars_to_come.result()
+        parts = assemble(resolved, model_config, model, hardware, kernels, kv, grammars)
     with phases("profile"):
         readings.measure_transient(parts, resolved)
     with phases("capture_encoder"):
@@ -92,7 +98,7 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
             hardware.device.settled_bytes()  # what they held is free before the KV cache takes its place
             kv, plan = _backed(partial(_allocated, layout, hardware), plan, make_plan)
             readings.use_kv(kv)
-            parts = assemble(resolved, model_config, model, hardware, kernels, kv)
+            parts = assemble(resolved, model_config, model, hardware, kernels, kv, grammars)
         scheduler = Scheduler.from_config(resolved, eos_token_ids=model_config.eos_token_ids, num_blocks=kv.num_blocks)
     if config.kv_backing == "torch":
         with phases("recapture"):
@@ -114,6 +120,7 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
         encoder=parts.encoder,
         graphs=(parts.encoder.graphs, parts.decoder_graphs),
         read_unplanned_bytes=lambda: plan.unplanned_bytes(readings.used_bytes()),
+        grammars=grammars,
     )
 
 
@@ -175,7 +182,7 @@ class Phases:
 
 
 def _resolve(config: EngineConfig) -> tuple[ModelConfig, ResolvedConfig, Path]:
-    directory = locate_model(config.model)
+    directory = locate_model(config.model, config.revision)
     model_config = read_model_config(directory)
     return model_config, resolve_config(config, model_config, read_processor_config(directory)), directory
 
@@ -255,6 +262,20 @@ def _grown(kv: KVCache, num_blocks: int) -> KVCache:
 
 def _allocated(layout: KVLayout, hardware: Hardware, num_blocks: int) -> KVCache:
     return KVCache(layout, num_blocks, hardware.allocate_kv(num_blocks * layout.block_bytes))
+
+
+def _read_grammars(directory: Path, model_config: ModelConfig) -> "Future[GrammarCompiler]":
+    """The compiler of requests' grammars, made in a thread; its own threads leave a core to the step."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+    compiler = thread.submit(
+        GrammarCompiler.from_checkpoint,
+        directory,
+        vocab_size=model_config.text.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        num_threads=max(1, min(8, allowed_cpus() - 1)),
+    )
+    thread.shutdown(wait=False)
+    return compiler
 
 
 def _log_ready(plan: MemoryPlan, ledger: MemoryLedger, phases: Phases) -> None:

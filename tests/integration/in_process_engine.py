@@ -17,6 +17,7 @@ from runtime.executor.batch import StepBuffers
 from runtime.executor.decoder_program import DecoderInputs, attention_bucket, step_max_seqs
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderProgram, EncoderRunner, StaticEncoderInputs
+from runtime.executor.grammar_masks import GrammarMasks
 from runtime.executor.graph_backend import EmulatedBackend
 from runtime.executor.graphs import GraphSet, decoder_buckets, encoder_buckets
 from runtime.executor.kv_cache import KVCache, kv_layout
@@ -25,6 +26,7 @@ from runtime.model.attention import CacheAttention
 from runtime.model.flashinfer_attention import AttentionLimits
 from runtime.model.loader import LoadedModel, load_model
 from runtime.model.sdpa import PagedSdpaAttention
+from runtime.processing.grammar_compiler import GrammarCompiler
 from runtime.request import Request, RequestOutput
 from runtime.scheduler.output import SchedulerOutput
 from runtime.scheduler.scheduler import Scheduler
@@ -78,6 +80,9 @@ class EngineFactory:
     def __init__(self, directory: Path) -> None:
         self.config: ModelConfig = read_model_config(directory)
         self._processor = read_processor_config(directory)
+        self.grammars = GrammarCompiler.from_checkpoint(
+            directory, vocab_size=self.config.text.vocab_size, eos_token_ids=self.config.eos_token_ids
+        )
         self._model: LoadedModel = load_model(directory, self.config, dtype=torch.float32, device=CPU)
 
     def build(
@@ -134,6 +139,7 @@ class EngineFactory:
             pixels_per_token_side=vision.pixels_per_token_side,
             seed=engine.seed,
             device=CPU,
+            grammars=GrammarMasks(self.grammars, num_rows=engine.max_num_seqs, device=CPU),
         )
         decoder_graphs: GraphSet[DecoderInputs] = GraphSet(
             "decoder", buckets, backend=EmulatedBackend() if buckets else None, strict=True
