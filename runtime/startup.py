@@ -10,17 +10,21 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from runtime.assembly import assemble, assemble_encoder
 from runtime.checkpoint import ModelConfig, locate_model, read_model_config, read_processor_config
-from runtime.config import EngineConfig, ResolvedConfig, resolve_config
+from runtime.config import ConfigError, EngineConfig, ResolvedConfig, resolve_config
 from runtime.encoder_engine import EncoderEngine
 from runtime.engine import Engine
 from runtime.executor.device import allowed_cpus
 from runtime.executor.kv_cache import KVCache, KVLayout, kv_layout
-from runtime.executor.memory import KVRequest, MemoryPlan, plan_encoder_memory, plan_memory
+from runtime.executor.memory import KVRequest, MeasuredRows, MemoryPlan, plan_encoder_memory, plan_memory
+from runtime.executor.vmm import VirtualMemoryError
 from runtime.hardware import MIN_BLOCKS, Hardware, hardware_for
 from runtime.model.backends import Kernels, build_encoder_attention, choose_kernels
 from runtime.model.loader import LoadedModel, load_model
@@ -83,23 +87,16 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
         probe = GraphProbe(parts.graph_infos())
         if config.kv_backing == "torch":
             rows = probe.release(parts, hardware.device, rows)
-        plan = plan_memory(
-            requested_bytes=hardware.device.reachable_bytes(hardware.device.requested_bytes(config)),
-            rows=rows,
-            kv=kv_request,
-            margin_bytes=config.memory_margin_bytes,
-            reserve_graph_memory=config.reserve_graph_memory,
-            request_knob=hardware.device.request_knob,
-            total_bytes=hardware.device.total_bytes,
-        )
+        make_plan = partial(_plan, config, hardware, rows, kv_request)
+        plan = make_plan()
     with phases("back_kv"):
         if config.kv_backing == "vmm":
-            kv.resize(plan.num_blocks)
+            kv, plan = _backed(partial(_grown, kv), plan, make_plan)
         else:
             del parts, kv
             readings.use_kv(None)
             hardware.device.settled_bytes()  # what they held is free before the KV cache takes its place
-            kv = KVCache(layout, plan.num_blocks, hardware.allocate_kv(plan.num_blocks * layout.block_bytes))
+            kv, plan = _backed(partial(_allocated, layout, hardware), plan, make_plan)
             readings.use_kv(kv)
             parts = assemble(resolved, model_config, model, hardware, kernels, kv, grammars)
         scheduler = Scheduler.from_config(resolved, eos_token_ids=model_config.eos_token_ids, num_blocks=kv.num_blocks)
@@ -220,6 +217,51 @@ def _first_kv(config: EngineConfig, hardware: Hardware, request: KVRequest, layo
     if config.kv_backing == "vmm":
         return KVCache(layout, MIN_BLOCKS, hardware.reserve_kv(config, request))
     return KVCache(layout, MIN_BLOCKS, hardware.minimal_kv(config, request))
+
+
+def _plan(config: EngineConfig, hardware: Hardware, rows: MeasuredRows, kv: KVRequest) -> MemoryPlan:
+    device = hardware.device
+    return plan_memory(
+        requested_bytes=device.reachable_bytes(device.requested_bytes(config)),
+        rows=rows,
+        kv=kv,
+        margin_bytes=config.memory_margin_bytes,
+        reserve_graph_memory=config.reserve_graph_memory,
+        request_knob=device.request_knob,
+        total_bytes=device.total_bytes,
+    )
+
+
+def _backed(
+    back: Callable[[int], KVCache], plan: MemoryPlan, make_plan: Callable[[], MemoryPlan]
+) -> tuple[KVCache, MemoryPlan]:
+    """The cache of the plan's size, or of a new plan's if another tenant took the memory in between.
+
+    Raises:
+        ConfigError: there is not even memory for the second plan.
+    """
+    try:
+        return back(plan.num_blocks), plan
+    except (VirtualMemoryError, torch.OutOfMemoryError) as error:
+        log.warning("the planned KV cache cannot be had; it is planned again", extra={"error": str(error)})
+    plan = make_plan()
+    try:
+        return back(plan.num_blocks), plan
+    except (VirtualMemoryError, torch.OutOfMemoryError) as error:
+        num_bytes = plan.components["kv"]
+        raise ConfigError(
+            f"a KV cache of {num_bytes} bytes cannot be had ({error}): "
+            "lower gpu_memory_utilization, or kv_cache_memory_bytes if it is set"
+        ) from error
+
+
+def _grown(kv: KVCache, num_blocks: int) -> KVCache:
+    kv.resize(num_blocks)
+    return kv
+
+
+def _allocated(layout: KVLayout, hardware: Hardware, num_blocks: int) -> KVCache:
+    return KVCache(layout, num_blocks, hardware.allocate_kv(num_blocks * layout.block_bytes))
 
 
 def _read_grammars(directory: Path, model_config: ModelConfig) -> "Future[GrammarCompiler]":

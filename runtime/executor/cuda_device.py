@@ -100,6 +100,11 @@ class CudaDevice:
         return self.total_bytes - self._baseline.free_bytes
 
     @property
+    def tells_others(self) -> bool:
+        """Whether the driver tells us apart from other processes; otherwise only jumps do."""
+        return self._others_change() is not None
+
+    @property
     def others_bytes(self) -> int:
         """What others use now, as far as it can be told."""
         return self.baseline_bytes + self._tenants_change()

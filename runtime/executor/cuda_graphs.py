@@ -82,13 +82,15 @@ class CudaGraphBackend:
         self._device = device
         self._is_measuring = is_measuring
         self._pool: PoolId | None = None
+        self._pools: list[PoolId] = []
+        self._num_live = 0  # graphs in the present pool
         # What the bootstrap took of the driver; the first bucket that is captured answers for it.
         self._bootstrap_bytes = 0
 
     @property
     def segment_bytes(self) -> int:
-        """The pool's segments now; 0 once all graphs are released and nothing was retained."""
-        return 0 if self._pool is None else self._device.pool_segments(self._pool)[0]
+        """The pools' segments now; 0 once all graphs are released and nothing was retained."""
+        return sum(self._device.pool_segments(pool)[0] for pool in self._pools)
 
     def capture(self, forward: Callable[[], Tensor], static_tensors: Sequence[Tensor]) -> "CudaGraph":
         """Captures `forward` as the module's picture says.
@@ -116,6 +118,7 @@ class CudaGraphBackend:
             _dropped(graph)
             graph = output = None
             raise self._failure(problem or "no output", pool, segments_before, live_before)
+        self._num_live += 1
         segments = self._device.pool_segments(pool)[0] - segments_before
         taken = used - used_before if self._is_measuring else segments
         if taken < segments:
@@ -128,7 +131,7 @@ class CudaGraphBackend:
             output,
             graph_bytes=segments + driver,
             driver_bytes=driver,
-            retained_bytes=lambda: self._retained(pool, segments_before),
+            retained_bytes=lambda: self._released(pool, segments_before),
         )
 
     def _bootstrapped(self) -> PoolId:
@@ -138,7 +141,7 @@ class CudaGraphBackend:
             used_before = self._read()
             self._device.bootstrap()
             self._bootstrap_bytes = max(0, self._read() - used_before)
-            self._pool = self._device.new_pool()
+            self._pool = self._new_pool()
         except Exception as error:
             raise CaptureError(f"capture could not be set up: {type(error).__name__}: {error}") from None
         return self._pool
@@ -149,7 +152,25 @@ class CudaGraphBackend:
         live = self._device.pool_segments(pool)[1]
         if live > live_before:
             log.error("a failed capture left live blocks", extra={"live_bytes": live - live_before})
+        self._leave_empty_pool(pool)
         return CaptureError(problem, retained_bytes=retained_bytes)
+
+    def _released(self, pool: PoolId, segments_before: int) -> int:
+        retained_bytes = self._retained(pool, segments_before)
+        if pool == self._pool:
+            self._num_live -= 1
+        self._leave_empty_pool(pool)
+        return retained_bytes
+
+    def _leave_empty_pool(self, pool: PoolId) -> None:
+        """torch refuses captures into a pool that has lost its last graph as long as a block of it is left."""
+        if pool == self._pool and self._num_live == 0:
+            self._pool = self._new_pool()
+
+    def _new_pool(self) -> PoolId:
+        pool = self._device.new_pool()
+        self._pools.append(pool)
+        return pool
 
     def _retained(self, pool: PoolId, segments_before: int) -> int:
         """Segments that the pool keeps of what came after `segments_before`."""

@@ -12,7 +12,6 @@ log = logging.getLogger(__name__)
 
 LIBRARY = "libnvidia-ml.so.1"
 SUCCESS = 0
-INSUFFICIENT_SIZE = 7
 _NOT_AVAILABLE = (1 << 64) - 1
 _MAX_PROCESSES = 256
 
