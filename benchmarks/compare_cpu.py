@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from tests.checkpoint_factory import build_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -42,6 +42,12 @@ class Usage:
     image_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    _cached: dict[int, int] = field(default_factory=dict)
+
+    def count_cached(self, prompt: int, num_tokens: int) -> None:
+        """Choices share the cached tokens of their prompt, the `prompt`th of the request."""
+        self._cached[prompt] = max(num_tokens, self._cached.get(prompt, 0))
+        self.cached_tokens = sum(self._cached.values())
 
     def wire(self) -> dict[str, Any]:
         return {

@@ -43,6 +43,7 @@ class RequestContextMiddleware:
                 status = message["status"]
                 headers = message.setdefault("headers", [])
                 headers.append((b"x-request-id", request_id.encode("latin-1")))
+                headers.append((b"openai-processing-ms", b"%d" % ((time.perf_counter() - start) * 1000)))
                 if self._lifecycle.phase == "draining" and not any(key == b"connection" for key, _ in headers):
                     headers.append((b"connection", b"close"))
             await send(message)

@@ -10,6 +10,7 @@ import uvicorn
 
 from runtime.client import EngineClient
 from server.app import create_app
+from server.http_protocol import bounded_protocol
 from server.lifecycle import Lifecycle
 from server.service import Service
 from server.settings import Settings
@@ -72,15 +73,16 @@ def serve(client: EngineClient, settings: Settings) -> int:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=bounded_protocol(settings.max_header_bytes, service.metrics),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
+        # Nothing here depends on a client's address or scheme, and so nothing has to be believed of a proxy.
+        proxy_headers=False,
         date_header=True,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
-        h11_max_incomplete_event_size=64 * 1024,
     )
     server = DrainingServer(config, service.lifecycle, settings.drain_timeout_seconds)
     server.run()

@@ -17,6 +17,7 @@ import uvicorn
 from PIL import Image
 
 from server.app import create_app
+from server.http_protocol import bounded_protocol
 from server.service import Service
 from server.settings import Settings
 from tests.fake_engine import FakeEngineClient
@@ -35,7 +36,12 @@ class RunningServer:
         app = create_app(engine, settings)
         self.service: Service = app.state.service
         config = uvicorn.Config(
-            app, loop="uvloop", http="httptools", ws="none", log_config=None, timeout_graceful_shutdown=2
+            app,
+            loop="uvloop",
+            http=bounded_protocol(settings.max_header_bytes, self.service.metrics),
+            ws="none",
+            log_config=None,
+            timeout_graceful_shutdown=2,
         )
         self._server = uvicorn.Server(config)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -71,8 +77,8 @@ class RunningServer:
         assert self._loop is not None
         asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def post(self, body: Any, **keywords: Any) -> httpx.Response:
-        return self.http.post("/v1/chat/completions", json=body, **keywords)
+    def post(self, body: Any, path: str = "/v1/chat/completions", **keywords: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **keywords)
 
     def get(self, path: str) -> httpx.Response:
         return self.http.get(path)
