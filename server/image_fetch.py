@@ -14,8 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-import httpcore
-import httpx
+import httpcore2
 
 from server.image_decode import ImageError
 from server.images import FetchImage
@@ -79,7 +78,7 @@ class ImageFetcher:
         self._max_bytes = max_bytes
         self._timeout_seconds = timeout_seconds
         self._observe_seconds = observe_seconds
-        self._ssl_context = ssl_context or httpx.create_ssl_context()
+        self._ssl_context = ssl_context or httpcore2.default_ssl_context()
         self._backend = CheckedBackend(allowed_networks, resolve or system_addresses)
 
     async def __call__(self, url: str) -> bytes:
@@ -103,7 +102,7 @@ class ImageFetcher:
         except ForbiddenAddressError:
             logger.warning("an image URL's host has a forbidden address: %s://%s", parsed.scheme, parsed.host)
             raise ImageError("invalid_image_url", UNREACHABLE) from None
-        except (OSError, httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+        except (OSError, httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError) as error:
             logger.info("an image was not fetched: %s://%s: %s", parsed.scheme, parsed.host, type(error).__name__)
             raise ImageError("invalid_image_url", UNREACHABLE) from None
         if self._observe_seconds is not None:
@@ -122,7 +121,7 @@ class ImageFetcher:
 
     async def _get(self, url: MediaUrl) -> bytes | MediaUrl:
         """What is behind one URL: a picture's bytes, or where to look next."""
-        target = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
+        target = httpcore2.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
         headers = [
             (b"host", url.host_header.encode()),
             (b"user-agent", b"fovea"),
@@ -130,10 +129,10 @@ class ImageFetcher:
             (b"accept-encoding", b"identity"),
             (b"connection", b"close"),
         ]
-        # httpcore pools connections by the name that was asked for; one pool a request keeps a later check from
+        # httpcore2 pools connections by the name that was asked for; one pool a request keeps a later check from
         # being answered by an earlier connection.
         async with (
-            httpcore.AsyncConnectionPool(ssl_context=self._ssl_context, network_backend=self._backend) as pool,
+            httpcore2.AsyncConnectionPool(ssl_context=self._ssl_context, network_backend=self._backend) as pool,
             pool.stream("GET", target, headers=headers) as response,
         ):
             answered = {name.lower(): value for name, value in response.headers}
@@ -149,7 +148,7 @@ class ImageFetcher:
                 raise self._too_many_bytes()
             return await self._read(response)
 
-    async def _read(self, response: httpcore.Response) -> bytes:
+    async def _read(self, response: httpcore2.Response) -> bytes:
         parts: list[bytes] = []
         num_bytes = 0
         async for part in response.aiter_stream():
@@ -163,7 +162,7 @@ class ImageFetcher:
         return ImageError("image_too_large", f"the image has more than {self._max_bytes} bytes, the most accepted")
 
 
-class CheckedBackend(httpcore.AnyIOBackend):
+class CheckedBackend(httpcore2.AnyIOBackend):
     """Connects by name, to addresses that it has looked up and checked itself: there is no second look-up."""
 
     def __init__(self, allowed_networks: Sequence[Network], resolve: Resolve) -> None:
@@ -174,23 +173,23 @@ class CheckedBackend(httpcore.AnyIOBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 (the interface is httpcore's)
+        timeout: float | None = None,  # noqa: ASYNC109 (the interface is httpcore2's)
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         """
         Raises:
             ForbiddenAddressError: one of the host's addresses is not allowed.
-            httpcore.ConnectError: the host has no address, or none of them answers.
+            httpcore2.ConnectError: the host has no address, or none of them answers.
         """
         addresses = [parse_address(text) for text in await self._resolve(host, port)]
         if not all(is_allowed(address, self._allowed_networks) for address in addresses):
             raise ForbiddenAddressError
-        failure: Exception = httpcore.ConnectError("the host has no address")
+        failure: Exception = httpcore2.ConnectError("the host has no address")
         for address in addresses:
             try:
                 return await super().connect_tcp(str(address), port, timeout, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
         raise failure
 
