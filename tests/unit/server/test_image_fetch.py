@@ -279,7 +279,7 @@ def test_tls_asks_for_the_name_and_checks_it() -> None:
 
     asyncio.run(with_server())
     assert context.check_hostname
-    assert context.server_names == ["img.example"]
+    assert context.server_names == [b"img.example"]
 
 
 def test_log_has_no_path_and_no_query(caplog: pytest.LogCaptureFixture) -> None:
