@@ -41,7 +41,6 @@ def create_app(engine_client: EngineClient, settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="Fovea", version=service.version, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,
-        root_path=settings.root_path,
         # A redirect would be made from the Host header, which is the client's text.
         redirect_slashes=False,
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected_error},
@@ -64,8 +63,10 @@ def create_app(engine_client: EngineClient, settings: Settings) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "openai-processing-ms"],
         )
-    app.add_middleware(RequestContextMiddleware, metrics=service.metrics, lifecycle=service.lifecycle)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.add_middleware(
+        RequestContextMiddleware, metrics=service.metrics, lifecycle=service.lifecycle, root_path=settings.root_path
+    )
+    app.openapi = lambda: _openapi(app, settings.root_path)  # type: ignore[method-assign]
     return app
 
 
@@ -91,9 +92,10 @@ async def _unexpected_error(request: Request, error: Exception) -> Response:
     return InternalServerError().response()
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, root_path: str) -> dict[str, Any]:
     if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        servers = [{"url": root_path}] if root_path else None
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=servers)
         document.setdefault("components", {}).setdefault("schemas", {}).update(body_schemas())
         app.openapi_schema = document
     return app.openapi_schema

@@ -56,10 +56,18 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {
                 "cached_tokens": self.cached_tokens,
+                "cache_write_tokens": 0,
+                "audio_tokens": 0,
                 "image_tokens": self.image_tokens,
                 "text_tokens": self.prompt_tokens - self.image_tokens,
             },
-            "completion_tokens_details": {"reasoning_tokens": 0, "text_tokens": self.completion_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+                "text_tokens": self.completion_tokens,
+            },
         }
 
 

@@ -20,13 +20,15 @@ QUIET_HANDLERS = frozenset({"/metrics", "/health", "/health/live", "/health/read
 class RequestContextMiddleware:
     """Adds `x-request-id` to every answer, and `connection: close` while draining; counts and logs by route template.
 
-    The id is in `scope["state"]["request_id"]`.
+    The id is in `scope["state"]["request_id"]`. `root_path` is the prefix under which a proxy shows the server; it may
+    strip it or not.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, lifecycle: Lifecycle, root_path: str = "") -> None:
         self._app = app
         self._metrics = metrics
         self._lifecycle = lifecycle
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,6 +36,10 @@ class RequestContextMiddleware:
             return
         request_id = request_id_of(scope)
         scope.setdefault("state", {})["request_id"] = request_id
+        if self._root_path:
+            scope["root_path"] = self._root_path
+            if not scope["path"].startswith(self._root_path + "/"):
+                scope["path"] = self._root_path + scope["path"]
         start = time.perf_counter()
         status = CLIENT_CLOSED_REQUEST
 

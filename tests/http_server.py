@@ -33,10 +33,10 @@ class RunningServer:
         self.port: int = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.http = http_client(self.url)
-        app = create_app(engine, settings)
-        self.service: Service = app.state.service
+        self.app = create_app(engine, settings)
+        self.service: Service = self.app.state.service
         config = uvicorn.Config(
-            app,
+            self.app,
             loop="uvloop",
             http=bounded_protocol(settings.max_header_bytes, self.service.metrics),
             ws="none",
