@@ -7,12 +7,13 @@ compression or second tries. What a client learns of a failure names no address.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import httpcore2
 
@@ -79,7 +80,8 @@ class ImageFetcher:
         self._timeout_seconds = timeout_seconds
         self._observe_seconds = observe_seconds
         self._ssl_context = ssl_context or httpcore2.default_ssl_context()
-        self._backend = CheckedBackend(allowed_networks, resolve or system_addresses)
+        self._allowed_networks = allowed_networks
+        self._resolve = resolve or system_addresses
 
     async def __call__(self, url: str) -> bytes:
         """
@@ -129,10 +131,10 @@ class ImageFetcher:
             (b"accept-encoding", b"identity"),
             (b"connection", b"close"),
         ]
-        # httpcore2 pools connections by the name that was asked for; one pool a request keeps a later check from
-        # being answered by an earlier connection.
+        # The pool would reuse connections by the name that was asked for: one a request, so that each is checked.
         async with (
-            httpcore2.AsyncConnectionPool(ssl_context=self._ssl_context, network_backend=self._backend) as pool,
+            CheckedBackend(self._allowed_networks, self._resolve) as backend,
+            httpcore2.AsyncConnectionPool(ssl_context=self._ssl_context, network_backend=backend) as pool,
             pool.stream("GET", target, headers=headers) as response,
         ):
             answered = {name.lower(): value for name, value in response.headers}
@@ -163,11 +165,24 @@ class ImageFetcher:
 
 
 class CheckedBackend(httpcore2.AnyIOBackend):
-    """Connects by name, to addresses that it has looked up and checked itself: there is no second look-up."""
+    """Connects by name, to addresses that it has looked up and checked itself: there is no second look-up.
+
+    What it opened is closed at the end of the `async with` block: a handshake that is given up half-way leaves its
+    socket to nobody else.
+    """
 
     def __init__(self, allowed_networks: Sequence[Network], resolve: Resolve) -> None:
         self._allowed_networks = allowed_networks
         self._resolve = resolve
+        self._streams: list[httpcore2.AsyncNetworkStream] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for stream in self._streams:
+            with contextlib.suppress(Exception):
+                await stream.aclose()
 
     async def connect_tcp(
         self,
@@ -188,7 +203,9 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         failure: Exception = httpcore2.ConnectError("the host has no address")
         for address in addresses:
             try:
-                return await super().connect_tcp(str(address), port, timeout, local_address, socket_options)
+                stream = await super().connect_tcp(str(address), port, timeout, local_address, socket_options)
+                self._streams.append(stream)
+                return stream
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
         raise failure

@@ -7,11 +7,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import uvicorn
+from fastapi import FastAPI
 
 from runtime.client import EngineClient
 from server.app import create_app
-from server.http_protocol import bounded_protocol
 from server.lifecycle import Lifecycle
+from server.protocol import bounded_protocol
 from server.service import Service
 from server.settings import Settings
 
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 # After the drain every answer is out; what is left are idle keep-alive connections.
 GRACEFUL_SHUTDOWN_SECONDS = 3
+
+# Longer than the 60 s after which usual proxies drop an idle connection, so that it is never us who drop it first.
+KEEP_ALIVE_SECONDS = 75
 
 
 class DrainingServer(uvicorn.Server):
@@ -68,12 +72,20 @@ def serve(client: EngineClient, settings: Settings) -> int:
     app = create_app(client, settings)
     service = app.state.service
     assert isinstance(service, Service)
-    config = uvicorn.Config(
+    config = uvicorn_config(app, settings)
+    server = DrainingServer(config, service.lifecycle, settings.drain_timeout_seconds)
+    server.run()
+    return 1 if service.lifecycle.failure is not None or not server.started else 0
+
+
+def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """How the application is served; tests serve it in the same way."""
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=bounded_protocol(settings.max_header_bytes, service.metrics),
+        http=bounded_protocol(settings.max_header_bytes, app.state.service.metrics),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -81,9 +93,6 @@ def serve(client: EngineClient, settings: Settings) -> int:
         server_header=False,
         # Nothing here depends on a client's address or scheme, and so nothing has to be believed of a proxy.
         proxy_headers=False,
-        date_header=True,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
     )
-    server = DrainingServer(config, service.lifecycle, settings.drain_timeout_seconds)
-    server.run()
-    return 1 if service.lifecycle.failure is not None or not server.started else 0

@@ -17,7 +17,7 @@ import uvicorn
 from PIL import Image
 
 from server.app import create_app
-from server.http_protocol import bounded_protocol
+from server.serve import uvicorn_config
 from server.service import Service
 from server.settings import Settings
 from tests.fake_engine import FakeEngineClient
@@ -35,15 +35,7 @@ class RunningServer:
         self.http = http_client(self.url)
         self.app = create_app(engine, settings)
         self.service: Service = self.app.state.service
-        config = uvicorn.Config(
-            self.app,
-            loop="uvloop",
-            http=bounded_protocol(settings.max_header_bytes, self.service.metrics),
-            ws="none",
-            log_config=None,
-            timeout_graceful_shutdown=2,
-        )
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(uvicorn_config(self.app, settings))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener = listener
         self._thread = threading.Thread(target=self._run, daemon=True)

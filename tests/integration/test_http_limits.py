@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server import http_protocol
+from server import protocol
 from tests.fake_engine import FakeEngineClient, Replay
 from tests.http_server import (
     MODEL,
@@ -140,7 +140,7 @@ def test_what_is_no_http_is_an_error_in_the_shape(server: RunningServer) -> None
 
 
 def test_head_that_does_not_end_is_left(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_SECONDS", 0.2)
     with running_server(tiny_checkpoint) as server:
         assert exchange(server, b"POST /v1/chat/completions HTTP/1.1\r\nhost: ") == b""
         assert exchange(server) == b""
