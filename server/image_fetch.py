@@ -27,7 +27,6 @@ from server.settings import Settings
 logger = logging.getLogger(__name__)
 
 MAX_REDIRECTS = 3
-MAX_CONNECTIONS = 16
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 
 UNREACHABLE = "the image URL's server could not be reached"
