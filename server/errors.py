@@ -249,10 +249,15 @@ def draining() -> ServiceUnavailableError:
 
 
 def context_length(
-    max_model_len: int, num_prompt_tokens: int, max_tokens: int | None, *, param: str = "messages"
+    max_model_len: int, num_prompt_tokens: int | None, max_tokens: int | None, *, param: str = "messages"
 ) -> ContextLengthError:
-    """The wording is what clients match on; `max_tokens` None means that the prompt alone is too long."""
+    """The wording is what clients match on; `max_tokens` None means that the prompt alone is too long, and
+    `num_prompt_tokens` None that its tokens were not even counted."""
     start = f"This model's maximum context length is {max_model_len} tokens. However, "
+    if num_prompt_tokens is None:
+        return ContextLengthError(
+            f"{start}your messages are far longer. Please reduce the length of the messages.", param=param
+        )
     if max_tokens is None:
         return ContextLengthError(
             f"{start}your messages resulted in {num_prompt_tokens} tokens. Please reduce the length of the messages.",

@@ -19,7 +19,7 @@ from runtime.processing.chat_template import ChatTemplateError
 from runtime.processing.prompt import PromptBuilder
 from runtime.processing.tokenizer import Tokenizer
 from runtime.request import ImageInput
-from server.errors import InvalidImageError, InvalidRequestError
+from server.errors import InvalidImageError, InvalidRequestError, context_length
 from server.image_fetch import image_fetch
 from server.images import ImageError, ImageLoader, LoadedImage, PixelBudget
 from server.metrics import Metrics
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Rendering and encoding of shorter conversations takes less than a hop to a thread and back would delay others.
 MAX_INLINE_CHARS = 8192
+# Normalisation (NFC) makes one character of a few at most: Unicode's own bound is three, see its annex 15.
+MAX_COMPOSED_CHARS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +65,12 @@ class PreparedPrompt:
 class PromptPreparer:
     """One for each application; `load` makes it, `close` ends its image workers."""
 
-    def __init__(self, builder: PromptBuilder, images: ImageLoader, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self, builder: PromptBuilder, images: ImageLoader, settings: Settings, metrics: Metrics, *, max_model_len: int
+    ) -> None:
         self._builder = builder
+        self._max_model_len = max_model_len
+        self._max_chars = max_model_len * builder.tokenizer.max_token_chars * MAX_COMPOSED_CHARS
         self._images = images
         self._max_images = settings.max_images_per_prompt
         self._max_images_per_turn = settings.max_images_per_turn
@@ -97,7 +103,7 @@ class PromptPreparer:
         except BaseException:
             await images.close()
             raise
-        return cls(builder, images, settings, metrics)
+        return cls(builder, images, settings, metrics, max_model_len=resolved.max_model_len)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -112,6 +118,7 @@ class PromptPreparer:
             InvalidRequestError: too many pictures, or the template refuses the messages.
             InvalidImageError: a picture cannot be used; names its place.
         """
+        self._check_length(num_chars(messages), field.name)
         urls = image_urls(messages, field)
         self._check_num_images(messages, len(urls), field)
         images = await self._load(urls, field)
@@ -158,7 +165,12 @@ class PromptPreparer:
         return PreparedPrompt(token_ids=token_ids, images=(), pixels=(), num_image_tokens=0)
 
     async def encode(self, text: str) -> list[int]:
-        """Tokens of plain text; long ones are made beside the event loop."""
+        """Tokens of plain text; long ones are made beside the event loop.
+
+        Raises:
+            ContextLengthError: it is surely too long for the model.
+        """
+        self._check_length(len(text), "prompt")
         if len(text) <= MAX_INLINE_CHARS:
             return self.tokenizer.encode(text, allow_special=False)
         return await asyncio.to_thread(self.tokenizer.encode, text, allow_special=False)
@@ -172,6 +184,15 @@ class PromptPreparer:
         if max(token_ids, default=0) >= vocab_size:
             message = f"'{param}' names a token outside of the vocabulary of {vocab_size}."
             raise InvalidRequestError(message, param=param)
+
+    def _check_length(self, num_chars: int, param: str) -> None:
+        """Spares the tokenizer, which takes a second for some megabytes, what cannot fit in any case.
+
+        Raises:
+            ContextLengthError: there are more characters than the longest prompt can have.
+        """
+        if num_chars > self._max_chars:
+            raise context_length(self._max_model_len, None, None, param=param)
 
     def _check_num_images(self, messages: Sequence[ChatMessage], num_images: int, field: PromptField) -> None:
         in_turn = max(

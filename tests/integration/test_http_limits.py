@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runtime.processing.tokenizer import Tokenizer
 from server import protocol
 from tests.fake_engine import FakeEngineClient, Replay
 from tests.http_server import (
@@ -97,6 +98,22 @@ def test_large_body_is_served(server: RunningServer) -> None:
     assert server.post(chat("x", user="y" * 20 * MIB)).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize"])
+def test_text_that_can_never_fit_is_not_even_tokenised(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    def encode(self: Tokenizer, text: str, *, allow_special: bool) -> list[int]:
+        raise AssertionError("it was tokenised")
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    field = "messages" if "chat" in path else "input" if "responses" in path else "prompt"
+    text = "word " * 2_000_000
+    body = {"model": MODEL, field: text if field != "messages" else [{"role": "user", "content": text}]}
+    error = error_of(server.post(body, path), 400)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+    assert error["message"].startswith("This model's maximum context length is ")
+
+
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 BIG_HEADS = {
     "one header": (HEAD + b"x-big: ", b"a" * 5 * MIB, b"\r\n\r\n"),
@@ -104,6 +121,7 @@ BIG_HEADS = {
     "one name": (HEAD, b"x" * 5 * MIB, b": y\r\n\r\n"),
     "many headers": (HEAD, b"x: y\r\n" * 10_000, b"\r\n"),
     "a little too many": (HEAD, b"x: y\r\n" * 2_800, b"\r\n"),
+    "in one piece": (HEAD + b"x: y\r\n" * 2_800 + b"content-length: 2\r\n\r\n{}",),
     "url": (b"GET /", b"a" * 5 * MIB, b" HTTP/1.1\r\n\r\n"),
 }
 
