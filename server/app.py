@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from runtime.client import EngineClient
+from server import page, status
 from server.errors import (
     ApiError,
     InternalServerError,
@@ -63,6 +64,10 @@ def create_app(engine_client: EngineClient, settings: Settings) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after", "openai-processing-ms"],
         )
+    if settings.web:
+        app.state.page = page.Page()
+        app.include_router(status.router, dependencies=[Depends(require_key)])
+        app.include_router(page.router)
     app.add_middleware(
         RequestContextMiddleware, metrics=service.metrics, lifecycle=service.lifecycle, root_path=settings.root_path
     )

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from runtime.client import EngineClient
 from runtime.processing.detokenizer import Detokenizer
 from runtime.processing.tokenizer import Tokenizer
+from runtime.processing.tool_call_parser import ToolCallParser
 from runtime.request import Request, RequestOutput
+from server.answer_format import AnswerFormat, answer_format, call_tokens
 from server.api_keys import join_salts, salted
 from server.completion import Chunk, Usage, logprob_entries
 from server.errors import (
@@ -27,12 +29,14 @@ from server.errors import (
     QueueFullError,
     context_length,
 )
+from server.grammar_checker import GrammarChecker
 from server.metrics import Metrics
 from server.prompts import MESSAGES, PreparedPrompt, PromptField, PromptPreparer
 from server.sampling import SamplingDefaults, sampling_params
 from server.schemas import ChatCompletionRequest, SamplingFields
 from server.settings import Settings
 from server.text_completion import TextCompletionRequest
+from server.tool_calls import call_deltas
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +59,7 @@ class Generation:
     usage: Usage
     choices_per_prompt: int
     prompt_field: str
+    answer: AnswerFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +68,7 @@ class ModelSide:
 
     prompts: PromptPreparer
     sampling_defaults: SamplingDefaults
+    grammars: GrammarChecker
 
 
 class ChatService:
@@ -111,8 +117,14 @@ class ChatService:
         Raises:
             ApiError: the request cannot be served; says why.
         """
-        prompt = await self._model_side.prompts.prepare(request.messages, field)
-        return self._generation(request, [prompt], completion_id, arrival, key_salt, field.name)
+        side = self._model_side
+        special_tokens = call_tokens(side.prompts.tokenizer.added_ids)
+        answer = answer_format(request, has_call_tokens=bool(special_tokens))
+        if answer.grammar is not None:
+            param = field.format_name if answer.param == MESSAGES.format_name else answer.param
+            await side.grammars.check(answer.grammar, special_tokens=special_tokens, param=param)
+        prompt = await side.prompts.prepare(request.messages, field, tools=answer.tools)
+        return self._generation(request, [prompt], answer, completion_id, arrival, key_salt, field.name)
 
     async def prepare_text(
         self, request: TextCompletionRequest, *, completion_id: str, arrival: float, key_salt: str = ""
@@ -123,7 +135,7 @@ class ChatService:
             ApiError: the request cannot be served; says why.
         """
         prompts = [await self._model_side.prompts.prepare_text(prompt) for prompt in request.prompts]
-        return self._generation(request, prompts, completion_id, arrival, key_salt, "prompt")
+        return self._generation(request, prompts, AnswerFormat(), completion_id, arrival, key_salt, "prompt")
 
     @property
     def _model_side(self) -> ModelSide:
@@ -134,6 +146,7 @@ class ChatService:
         self,
         request: SamplingFields,
         prompts: Sequence[PreparedPrompt],
+        answer: AnswerFormat,
         completion_id: str,
         arrival: float,
         key_salt: str,
@@ -160,6 +173,7 @@ class ChatService:
                     index=index,
                     max_tokens=max_tokens or min(room, request.default_max_tokens or room),
                     vocab_size=side.prompts.tokenizer.vocab_size,
+                    grammar=answer.grammar,
                 )
                 requests.append(
                     Request(
@@ -186,6 +200,7 @@ class ChatService:
             ),
             choices_per_prompt=request.choices_per_prompt,
             prompt_field=prompt_field,
+            answer=answer,
         )
 
     async def chunks(self, generation: Generation, admission: "Admission") -> AsyncGenerator[Chunk, None]:
@@ -238,7 +253,7 @@ class ChatService:
                         finish_reason = chunk.finish_reason
                         yield chunk
                         return
-                    if chunk.text or chunk.logprobs:
+                    if chunk.text or chunk.logprobs or chunk.calls:
                         yield chunk
             # The engine's promise is a last output with a reason.
             finish_reason = "error"
@@ -258,14 +273,18 @@ class ChatService:
         metrics.request_generation_tokens.observe(num_tokens)
         metrics.inter_token_latency.observe_many(gaps)
         if last is not None and last.scheduled_time is not None:
+            now = time.time()
             metrics.queue_time.observe(max(0.0, last.scheduled_time - request.arrival_time))
+            metrics.inference_time.observe(max(0.0, now - last.scheduled_time))
             if last.first_token_time is not None:
                 metrics.prefill_time.observe(max(0.0, last.first_token_time - last.scheduled_time))
-                metrics.decode_time.observe(max(0.0, time.time() - last.first_token_time))
+                metrics.decode_time.observe(max(0.0, now - last.first_token_time))
+        if num_tokens > 1:
+            metrics.time_per_output_token.observe(sum(gaps) / (num_tokens - 1))
 
 
 class ChoiceReader:
-    """Reads one choice's outputs into chunks: text without stop strings, log-probabilities, the end."""
+    """Reads one choice's outputs into chunks: text without stop strings, calls of tools, log-probabilities, the end."""
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer, generation: Generation) -> None:
         self.num_tokens = 0
@@ -273,7 +292,11 @@ class ChoiceReader:
         self._prompt = index // generation.choices_per_prompt
         self._num_top = request.sampling.num_logprobs
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, generation.stop)
+        answer = generation.answer
+        shown = call_tokens(tokenizer.added_ids) if answer.may_call else ()
+        self._detokenizer = Detokenizer(tokenizer, generation.stop, shown=shown)
+        self._parser = ToolCallParser() if answer.may_call else None
+        self._is_legacy = answer.is_legacy
         self._usage = generation.usage
 
     def read(self, output: RequestOutput) -> Chunk:
@@ -293,7 +316,17 @@ class ChoiceReader:
             text += self._detokenizer.finish()
         if finish_reason is not None:
             self._usage.count_cached(self._prompt, output.num_cached_tokens)
-        return Chunk(self._index, text, logprobs, finish_reason)
+        if self._parser is None:
+            return Chunk(self._index, text, logprobs, finish_reason)
+        reading = self._parser.push(text)
+        text, pieces = reading.text, reading.calls
+        if finish_reason is not None:
+            if finish_reason == "stop" and self._parser.num_calls and not self._parser.is_in_call:
+                finish_reason = "function_call" if self._is_legacy else "tool_calls"
+            rest = self._parser.finish()
+            text, pieces = text + rest.text, pieces + rest.calls
+        calls = call_deltas(pieces, is_legacy=self._is_legacy)
+        return Chunk(self._index, text, logprobs, finish_reason, calls)
 
 
 class Admission:

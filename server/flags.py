@@ -23,6 +23,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
 
 METAVARS = {
     "host": "ADDRESS",
+    "revision": "REVISION",
     "limit_mm_per_prompt": "image=N",
     "served_model_name": "NAME[,NAME]",
     "root_path": "PATH",

@@ -58,7 +58,7 @@ class ResponseObject:
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": request.text_format.wire()},
             "tool_choice": "auto",
             "tools": [],
             "truncation": "disabled",

@@ -14,9 +14,11 @@ from server.schemas import (
     ChatCompletionRequest,
     ChatMessage,
     CompletionFields,
-    WireModel,
-    rejected,
 )
+from server.tool_schemas import Name
+from server.wire import WireModel, rejected
+
+SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 
 # The one value of `include` that asks for something an answer of ours has; the others ask for nothing here.
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
@@ -53,7 +55,31 @@ Input = Annotated[
 
 
 class TextFormat(WireModel):
+    """Chat's `response_format`, with the fields of its `json_schema` beside the type."""
+
     type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "TextFormat":
+        if self.type == "json_schema":
+            for required, value in (("name", self.name), ("schema", self.schema_)):
+                if value is None:
+                    raise rejected(f"The text format 'json_schema' needs a {required}.", at=required)
+        return self
+
+    def wire(self) -> dict[str, Any]:
+        """As it was sent, for the response that tells it again."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+    def response_format(self) -> dict[str, Any]:
+        """The same as chat says it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return {"type": self.type, "json_schema": {name: self.wire().get(name) for name in SCHEMA_FIELDS}}
 
 
 class TextConfig(WireModel):
@@ -80,12 +106,13 @@ class ResponsesRequest(CompletionFields):
     ignore_eos: bool | None = None
     cache_salt: str | None = Field(None, max_length=256)
 
+    text: TextConfig | None = None
+
     # Known, and honoured only where that is doing nothing.
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
     prompt: Any = None
-    text: TextConfig | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
 
@@ -96,8 +123,6 @@ class ResponsesRequest(CompletionFields):
                 raise rejected(f"Nothing is stored here, so that '{stored}' is not supported.", at=stored)
         if self.background:
             raise rejected("'background' is not supported: responses are answered at once.", at="background")
-        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
-            raise rejected("Of the text formats only 'text' is supported here.", at="text.format.type")
         if self.tools and self.tool_choice != "none":
             raise rejected("Tools are not supported here.", at="tools")
         if self.tool_choice not in (None, "none", "auto"):
@@ -110,22 +135,34 @@ class ResponsesRequest(CompletionFields):
 
     @property
     def messages(self) -> list[ChatMessage]:
-        own = [ChatMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        own = [text_message("user", self.input)] if isinstance(self.input, str) else self.input
         # Instructions are OpenAI's system message that comes before all others.
-        return [ChatMessage(role="system", content=self.instructions), *own] if self.instructions else own
+        return [text_message("system", self.instructions), *own] if self.instructions else own
+
+    @property
+    def text_format(self) -> TextFormat:
+        return (self.text and self.text.format) or TextFormat.model_validate({"type": "text"})
 
     @property
     def field(self) -> PromptField:
-        return PromptField(name="input", num_before=1 if self.instructions else 0, image_suffix=".image_url")
+        num_before = 1 if self.instructions else 0
+        return PromptField(name="input", num_before=num_before, image_suffix=".image_url", format_name="text.format")
 
     def chat(self) -> ChatCompletionRequest:
         """The same request as a chat completion."""
         shared = ("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "ignore_eos", "cache_salt")
-        return ChatCompletionRequest(
-            model=self.model,
-            messages=self.messages,
-            max_completion_tokens=self.max_output_tokens,
-            logprobs=self.has_logprobs,
-            top_logprobs=self.top_logprobs if self.has_logprobs else None,
-            **{name: getattr(self, name) for name in shared},
+        return ChatCompletionRequest.model_validate(
+            {
+                "model": self.model,
+                "messages": self.messages,
+                "max_completion_tokens": self.max_output_tokens,
+                "logprobs": self.has_logprobs,
+                "top_logprobs": self.top_logprobs if self.has_logprobs else None,
+                "response_format": self.text_format.response_format(),
+                **{name: getattr(self, name) for name in shared},
+            }
         )
+
+
+def text_message(role: str, text: str) -> ChatMessage:
+    return ChatMessage.model_validate({"role": role, "content": text})

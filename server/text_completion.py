@@ -9,8 +9,9 @@ import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from server.completion import Chunk, LogprobEntry, Usage
-from server.schemas import SamplingFields, rejected
+from server.schemas import SamplingFields
 from server.sse import DONE, error_event
+from server.wire import rejected
 
 # OpenAI's own for this API.
 DEFAULT_MAX_TOKENS = 16

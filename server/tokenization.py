@@ -6,7 +6,8 @@ import msgspec
 from pydantic import Field, model_validator
 
 from server.chat import ModelSide
-from server.schemas import MAX_MESSAGES, ChatMessage, WireModel, rejected
+from server.schemas import MAX_MESSAGES, ChatMessage
+from server.wire import WireModel, rejected
 
 MAX_TOKENS = 1 << 20
 

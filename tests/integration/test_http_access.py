@@ -18,6 +18,8 @@ BEARER = {"authorization": f"Bearer {FIRST}"}
 
 # Every route there is. None changes the server: there is nothing to administer over HTTP.
 OPEN = {"/health", "/health/live", "/health/ready", "/livez", "/readyz", "/metrics"}
+# The page's own files; it asks its user for the key.
+PAGE = {"/", "/web/{name}"}
 NEED_KEY = {
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
@@ -28,6 +30,7 @@ NEED_KEY = {
     ("GET", "/v1/models/{model:path}"),
     ("GET", "/version"),
     ("GET", "/openapi.json"),
+    ("GET", "/web/status"),
 }
 
 
@@ -46,7 +49,7 @@ def routes_of(server: RunningServer) -> set[tuple[str, str]]:
 
 
 def test_inventory_of_routes(server: RunningServer) -> None:
-    assert routes_of(server) == NEED_KEY | {("GET", path) for path in OPEN}
+    assert routes_of(server) == NEED_KEY | {("GET", path) for path in OPEN | PAGE} | {("HEAD", path) for path in PAGE}
 
 
 def test_routes_that_need_a_key_say_so(server: RunningServer) -> None:
@@ -60,7 +63,7 @@ def test_routes_that_need_a_key_say_so(server: RunningServer) -> None:
 
 
 def test_open_routes_need_none(server: RunningServer) -> None:
-    for path in OPEN:
+    for path in (*OPEN, "/", "/web/app.js"):
         assert server.get(path).status_code == 200
 
 

@@ -191,7 +191,12 @@ BAD = {
     "conversation": ({"conversation": "conv_1"}, "conversation"),
     "background": ({"background": True}, "background"),
     "stored prompt": ({"prompt": {"id": "p"}}, "prompt"),
-    "json schema": ({"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
+    "text format": ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    "no schema": ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+    "unknown schema": (
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#/no/such"}}}},
+        "text.format",
+    ),
     "tools": ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
     "reference": ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
     "call": ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input[0].type"),
@@ -236,6 +241,20 @@ def test_failure_in_the_middle_of_a_stream_is_its_last_event(server: RunningServ
     assert last.keys() == {"type", "sequence_number", "code", "message", "param", "error"}
     with pytest.raises(openai.APIError):
         list(client.responses.create(model=MODEL, input="x", stream=True))
+
+
+def test_text_format_is_chats_response_format(server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
+    flat = {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
+    answer = respond(server, text={"format": flat}).json()
+    assert answer["text"]["format"] == flat
+    nested = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    assert server.post(chat(response_format=nested)).status_code == 200
+    assert respond(server, text={"format": {"type": "json_object"}}).status_code == 200
+    first, second, third = (request.sampling.grammar for request in server.engine.requests)
+    assert first == second
+    assert first != third
+    assert third is not None
 
 
 def test_nothing_is_stored(server: RunningServer, client: openai.OpenAI) -> None:
