@@ -110,11 +110,6 @@ class Engine:
         """Whether a request waits or runs."""
         return self._scheduler.has_work
 
-    @property
-    def num_failed_steps(self) -> int:
-        """Steps that raised, and whose requests were run alone."""
-        return self._num_failed_steps
-
     def add(self, request: Request, pixels: Sequence[NDArray[np.uint8]]) -> None:
         """Takes a request; its outputs come from `step`.
 
@@ -154,6 +149,7 @@ class Engine:
         stats = EngineStats(
             unplanned_bytes=self._recent_unplanned_bytes(),
             num_steps=self._num_steps,
+            num_failed_steps=self._num_failed_steps,
             step_seconds=self._step_seconds,
             graphs={graphs.family: graphs.counts for graphs in self._graphs},
         )

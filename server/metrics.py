@@ -20,6 +20,7 @@ from server.engine_metrics import EngineCollector
 from server.errors import REJECT_REASONS
 from server.histogram import BYTES, FINE_SECONDS, LATENCY_SECONDS, PIXELS, TOKENS, Histogram
 from server.lifecycle import ABORT_REASONS, Lifecycle
+from server.watchdog import is_responsive
 
 # Route templates with their methods and the statuses that they give; anything else is counted as "other".
 HANDLERS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -44,7 +45,15 @@ IMAGE_OUTCOMES = ("ok", "rejected")
 class Metrics:
     """The application's registry and the instruments in it."""
 
-    def __init__(self, client: EngineClient, lifecycle: Lifecycle, *, model_name: str, version: str) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        lifecycle: Lifecycle,
+        *,
+        model_name: str,
+        version: str,
+        watchdog_seconds: float,
+    ) -> None:
         # A `_created` series for each counter would double the exposition.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
@@ -63,7 +72,7 @@ class Metrics:
         }
         self._http_family = http
         ready = Gauge("fovea_ready", "1 while requests are taken.", registry=registry)
-        ready.set_function(lambda: float(lifecycle.phase == "ready" and client.state == "ready"))
+        ready.set_function(lambda: float(lifecycle.phase == "ready" and is_responsive(client, watchdog_seconds)))
         in_flight = Gauge("fovea_requests_in_flight", "Chat requests being worked on.", registry=registry)
         in_flight.set_function(lambda: float(lifecycle.num_in_flight))
 

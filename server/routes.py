@@ -7,11 +7,11 @@ from fastapi import APIRouter, Request
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from runtime.client import EngineClient
 from server.errors import ModelNotFoundError, ServiceUnavailableError
 from server.exchange import ChatExchange
 from server.schemas import ChatCompletionRequest
 from server.service import Service
+from server.watchdog import is_hung, is_responsive
 
 router = APIRouter()
 
@@ -69,6 +69,8 @@ async def health_ready(request: Request) -> Response:
     service = service_of(request)
     if service.lifecycle.phase != "ready":
         raise ServiceUnavailableError(f"The server is {service.lifecycle.phase}.", reason="not_ready")
+    if not is_responsive(service.client, service.settings.watchdog_seconds):
+        raise ServiceUnavailableError("The engine gives no sign of life.", reason="engine_dead")
     return live_response(service)
 
 
@@ -93,10 +95,6 @@ def live_response(service: Service) -> Response:
     if is_hung(client, service.settings.watchdog_seconds):
         raise ServiceUnavailableError("The engine gives no sign of life.", reason="engine_dead")
     return json_response({"status": service.lifecycle.phase})
-
-
-def is_hung(client: EngineClient, watchdog_seconds: float) -> bool:
-    return client.state == "ready" and client.seconds_since_heartbeat > watchdog_seconds
 
 
 def model_cards(service: Service) -> list[dict[str, Any]]:

@@ -28,7 +28,13 @@ class Service:
         self.version = project_version()
         self.created = int(time.time())
         self.lifecycle = Lifecycle()
-        self.metrics = Metrics(client, self.lifecycle, model_name=settings.model_names[0], version=self.version)
+        self.metrics = Metrics(
+            client,
+            self.lifecycle,
+            model_name=settings.model_names[0],
+            version=self.version,
+            watchdog_seconds=settings.watchdog_seconds,
+        )
         self.chat = ChatService(client, settings, self.metrics)
         self._watcher: asyncio.Task[None] | None = None
         self._prompts: PromptPreparer | None = None

@@ -66,7 +66,7 @@ def test_a_request_that_makes_a_step_raise_ends_and_those_beside_it_go_on() -> N
     for name, tokens in (("before", [1, 2]), ("beside", [0, 1, 2])):
         assert [token for output in outputs[name] for token in output.new_token_ids] == tokens
         assert outputs[name][-1].finish_reason == "length"
-    assert (engine.num_failed_steps, runner.requests) == (1, {})
+    assert (engine.stats().num_failed_steps, runner.requests) == (1, {})
 
 
 def test_two_requests_that_make_a_step_raise_both_end_and_free_their_blocks() -> None:
