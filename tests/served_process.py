@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,13 +113,17 @@ def parse_metrics(text: str) -> Metrics:
 
 @contextmanager
 def serving(
-    checkpoint: Path, *flags: str, command: Sequence[str] = SERVE, log: Path | None = None
+    checkpoint: Path,
+    *flags: str,
+    command: Sequence[str] = SERVE,
+    log: Path | None = None,
+    environment: Mapping[str, str] = ENVIRONMENT,
 ) -> Generator[Fovea, None, None]:
     """Runs the service on a free port until it is ready, and ends it at the end."""
     port = free_port()
     arguments = [sys.executable, *command, str(checkpoint), "--port", str(port), *flags]
     output: Any = subprocess.DEVNULL if log is None else log.open("wb")
-    process = subprocess.Popen(arguments, cwd=ROOT, env=ENVIRONMENT, stderr=output)
+    process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stderr=output)
     if log is not None:
         output.close()
     with http_client(f"http://127.0.0.1:{port}") as client:
