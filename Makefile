@@ -30,6 +30,7 @@ test: $(STAMP)
 
 # Clients that others wrote, each group in an environment of its own.
 CLIENTS := .venv-clients
+GROUPS := openai llama-index schemathesis
 NODE_CLIENTS := tests/clients/node
 
 $(CLIENTS)/%/.installed: tests/clients/requirements-%.txt
@@ -41,7 +42,7 @@ $(NODE_CLIENTS)/node_modules/.installed: $(NODE_CLIENTS)/package-lock.json
 	npm ci --prefix $(NODE_CLIENTS) --no-audit --no-fund --loglevel error
 	touch $@
 
-test-clients: $(STAMP) $(CLIENTS)/openai/.installed $(CLIENTS)/llama-index/.installed $(NODE_CLIENTS)/node_modules/.installed
+test-clients: $(STAMP) $(GROUPS:%=$(CLIENTS)/%/.installed) $(NODE_CLIENTS)/node_modules/.installed
 	$(BIN)/python -m pytest -m clients tests/clients
 
 test-gpu: $(STAMP)

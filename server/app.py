@@ -18,6 +18,7 @@ from server.errors import (
     RouteNotFoundError,
 )
 from server.middleware import RequestContextMiddleware
+from server.openapi import complete
 from server.routes import chat_schemas, router
 from server.service import Service
 from server.settings import Settings
@@ -73,5 +74,5 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         document.setdefault("components", {}).setdefault("schemas", {}).update(chat_schemas())
-        app.openapi_schema = document
+        app.openapi_schema = complete(document)
     return app.openapi_schema
