@@ -19,17 +19,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+
 from tests.checkpoint_factory import build_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "compare-cpu.json"
 READY_SECONDS = 180
+
+# The peer's processor class needs torchvision, which must match torch: a pair of its own, newer than ours.
+PEER_PACKAGES = ["torch==2.14.1", "torchvision==0.29.1", "transformers[serving]==5.24.0", "pillow", "accelerate"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +60,7 @@ def peer_python(name: str, packages: list[str]) -> Path:
     python = folder / "bin" / "python"
     if not (folder / ".installed").exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
-        subprocess.run([*pip, *packages], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
         (folder / ".installed").touch()
     return python
 
@@ -73,10 +76,10 @@ def command_of(server: str, checkpoint: Path, port: int) -> list[str]:
             str(checkpoint),
             "--port",
             str(port),
-            "--max-model-len",
-            "2048",
+            "--served-model-name",
+            str(checkpoint),
         ]
-    python = peer_python("transformers", ["torch==2.13.0", "transformers[serving]==5.24.0", "pillow", "accelerate"])
+    python = peer_python("transformers", PEER_PACKAGES)
     transformers = str(python.parent / "transformers")
     return [transformers, "serve", str(checkpoint), "--port", str(port), "--device", "cpu", "--dtype", "float32"]
 
@@ -97,7 +100,8 @@ def running(server: str, checkpoint: Path, log: Path) -> Iterator[tuple[str, flo
             wait_ready(url, process, log)
             yield url, time.monotonic() - started, process
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(timeout=30)
             except subprocess.TimeoutExpired:
@@ -152,15 +156,35 @@ def measure(url: str, model: str, scenario: Scenario, seed: int) -> dict[str, An
     ]
     if shutil.which("chrt") and os.geteuid() == 0:
         command = ["chrt", "-r", "1", *command]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the load generator failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 
-def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median of each number over the rounds."""
-    numbers = {k for row in rows for k, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return {key: statistics.median(row[key] for row in rows) for key in sorted(numbers)}
+def flat(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a result, `ttft_ms: {p50: ...}` as `ttft_ms_p50`."""
+    numbers: dict[str, float] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            numbers.update(flat(value, f"{prefix}{key}_"))
+        elif isinstance(value, int | float):
+            numbers[prefix + key] = value
+    return numbers
+
+
+def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The median of each number over the rounds.
+
+    Raises:
+        RuntimeError: a round had a failed request: its figures would flatter the server.
+    """
+    if failed := [row for row in rows if row.get("errors")]:
+        raise RuntimeError(f"a round had errors: {failed[0]['errors_by_kind']}")
+    flat_rows = [flat(row) for row in rows]
+    names = sorted(set.intersection(*(set(row) for row in flat_rows)))
+    return {name: statistics.median(row[name] for row in flat_rows) for name in names}
 
 
 def machine() -> dict[str, Any]:

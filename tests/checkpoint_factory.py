@@ -175,6 +175,8 @@ def build_checkpoint(
             "image_std": [0.26862954, 0.26130258, 0.27577711],
         },
     )
+    # As published: transformers' processor reads the template from its own file, not from the tokenizer's.
+    _write_json(directory / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
     return directory
 
 

@@ -1,0 +1,67 @@
+"""Writes the README's table of measurements from the result files, so that no number there is typed.
+
+python -m benchmarks.readme_table           # rewrites README.md
+python -m benchmarks.readme_table --check   # exits with 1 if it is not what the results say
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+RESULTS = ROOT / "benchmarks" / "results"
+START, END = "<!-- measured: cpu -->\n", "<!-- end of measured -->"
+
+NAMES = {"fovea": "**Fovea**", "transformers": "transformers serve"}
+SCENARIOS = {"image-1": "images, C=1", "image-8": "images, C=8", "text-1": "text, C=1", "text-8": "text, C=8"}
+
+
+def cpu_table(result: dict[str, Any]) -> str:
+    """The comparison on a CPU as Markdown: one row a server, medians over the rounds."""
+    head = [*SCENARIOS.values(), "TTFT p50, image, C=1 / 8", "ITL p50, image, C=1", "ready", "resident"]
+    lines = ["| server | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+    for server, rows in result["servers"].items():
+        cells = [f"{rows[name]['requests_per_second']:.1f} req/s" for name in SCENARIOS]
+        cells.append(f"{rows['image-1']['ttft_ms_p50']:.0f} / {rows['image-8']['ttft_ms_p50']:.0f} ms")
+        cells.append(f"{rows['image-1']['itl_ms_p50']:.1f} ms")
+        cells.append(f"{rows['start']['ready_seconds']:.1f} s")
+        cells.append(f"{rows['start']['resident_bytes'] / 1e9:.2f} GB")
+        lines.append(f"| {NAMES[server]} | " + " | ".join(cells) + " |")
+    machine = result["machine"]
+    lines.append("")
+    lines.append(
+        f"Medians of {result['rounds']} interleaved rounds on {machine['cores']} cores ({machine['processor']}): "
+        "a random float32 checkpoint of 9.5 M parameters, a 224x224 picture or text, 32 greedy tokens, streamed, "
+        f"C requests at a time. Commit `{result['commit'][:12]}`, command `{result['command']}`."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def with_tables(readme: str) -> str:
+    """The README with its table made anew.
+
+    Raises:
+        ValueError: the README has no place for it.
+    """
+    head, start, rest = readme.partition(START)
+    _, end, tail = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"README.md lacks {START.strip()!r} or {END!r}")
+    return head + start + cpu_table(json.loads((RESULTS / "compare-cpu.json").read_text())) + end + tail
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only say whether the README is current")
+    args = parser.parse_args()
+    made = with_tables(README.read_text())
+    if args.check:
+        sys.exit(made != README.read_text())
+    README.write_text(made)
+
+
+if __name__ == "__main__":
+    main()
