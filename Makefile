@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install check fix test test-clients test-gpu bench run clean
+.PHONY: install check fix test test-clients test-gpu bench reliability run clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,6 +47,10 @@ test-clients: $(STAMP) $(GROUPS:%=$(CLIENTS)/%/.installed) $(NODE_CLIENTS)/node_
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
+
+# A load on the real service with faults, bad inputs and leaving clients; makes the table of docs/reliability.md.
+reliability: $(STAMP)
+	$(BIN)/python -m benchmarks.reliability; status=$$?; $(BIN)/python -m benchmarks.reliability_table && exit $$status
 
 run: $(STAMP)
 	$(BIN)/fovea serve --port $(PORT)
