@@ -1,6 +1,7 @@
 """What a drawn sample is, the vocabulary of its answers, and when an answer counts as right.
 
-Knows nothing of how pictures are drawn or questions are worded: two independent drawing programs share this file.
+Knows nothing of how pictures are drawn or questions are worded: two independent drawing programs share this
+file.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ _SYNONYMS = {
 }
 _NOTHING_PHRASES = re.compile(
     r"\b(nothing|no (shapes?|objects?|text|words?|picture)|not? (sure|know|see|recogni[sz]e|anything)"
-    r"|(do not|don't|cannot|can't|can not) (see|know|recogni[sz]e|make out|tell|find|read)|blank|empty|unknown)\b"
+    r"|(do not|don't|cannot|can't|can not) (see|know|recogni[sz]e|make out|tell|find|read)"
+    r"|blank|empty|unknown)\b"
 )
 _CLASSES: tuple[tuple[str, ...], ...] = (COLOURS, SHAPES, ("yes", "no"), ("first", "second"), PLACES)
 
@@ -61,7 +63,8 @@ _CLASSES: tuple[tuple[str, ...], ...] = (COLOURS, SHAPES, ("yes", "no"), ("first
 class Turn:
     """One question and its answer.
 
-    `answer` is the sentence to train on, or None where a program only evaluates. `expected` holds the keywords
+    `answer` is the sentence to train on, or None where a program only evaluates. `expected` holds the
+    keywords
     that a right answer contains: a colour, shape or place by its canonical name, a count in digits ("3"), the
     printed text, "yes" or "no", "first" or "second" (of two pictures), a bar's label or its value in digits,
     or "nothing" for a picture that shows nothing nameable.
@@ -90,8 +93,10 @@ class DrawingProgram(Protocol):
 def is_right(answer: str, expected: tuple[str, ...]) -> bool:
     """Whether `answer` holds every expected keyword, and no other keyword of the same classes.
 
-    Classes are colours, shapes, places, yes/no, first/second and whole numbers; any other keyword is text, which
-    must occur as a whole word, whatever its case. Common synonyms count ("grey", "oval", "middle", "three" for 3).
+    Classes are colours, shapes, places, yes/no, first/second and whole numbers; any other keyword is text,
+    which
+    must occur as a whole word, whatever its case. Common synonyms count ("grey", "oval", "middle", "three"
+    for 3).
     """
     text = _normalise(answer)
     wanted = [_canonical(keyword) for keyword in expected]
