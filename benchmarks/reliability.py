@@ -187,12 +187,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--warm-up-seconds", type=float, default=30)
     parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--model", default=None, help="default: a random checkpoint of 9.5 M parameters")
+    parser.add_argument("--model", default="demo", help="directory, or demo; `random` makes one of 9.5 M parameters")
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as folder:
-        model = args.model or build_checkpoint(Path(folder) / "bench-checkpoint", size="bench")
+        model = args.model
+        if model == "random":
+            model = str(build_checkpoint(Path(folder) / "bench-checkpoint", size="bench"))
         with serving(model, *FLAGS, command=FAULTY_SERVE) as server:
             load = measure_load(server, args.streams, args.seconds, args.warm_up_seconds)
         ends = {}
@@ -204,7 +206,7 @@ def main() -> int:
         "benchmark": "reliability",
         "commit": subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip(),
         "command": f"python -m benchmarks.reliability --seconds {args.seconds:g} --streams {args.streams}",
-        "model": args.model or "random float32 checkpoint of 9.5 M parameters",
+        "model": args.model,
         "machine": machine(),
         "load": load,
         "ends": ends,

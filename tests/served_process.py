@@ -113,7 +113,7 @@ def parse_metrics(text: str) -> Metrics:
 
 @contextmanager
 def serving(
-    checkpoint: Path,
+    checkpoint: Path | str,
     *flags: str,
     command: Sequence[str] = SERVE,
     log: Path | None = None,
