@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.grammar_queue import Compiler, GrammarQueue
 from runtime.request import Request, RequestOutput
 from runtime.scheduler.output import SampledToken, SchedulerOutput, StepResult
 from runtime.scheduler.scheduler import Scheduler
@@ -21,6 +22,10 @@ log = logging.getLogger(__name__)
 
 # How old the reading of unplanned memory in a snapshot may be: it costs a millisecond or two.
 READING_SECONDS = 2.0
+
+
+# How long a step without other work waits for a grammar: messages wait as long.
+MAX_GRAMMAR_WAIT_SECONDS = 0.005
 
 
 class EngineFatalError(Exception):
@@ -81,6 +86,7 @@ class Engine:
         scheduler, runner: who decides, and who does.
         info: what the engine says of itself.
         encoder, graphs, read_unplanned_bytes: where a snapshot takes the executor's numbers from.
+        grammars: what compiles requests' grammars, for the runner to find; without it the runner sees to that.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class Engine:
         encoder: EncoderCounts | None = None,
         graphs: Sequence[GraphCounter] = (),
         read_unplanned_bytes: Callable[[], int] | None = None,
+        grammars: Compiler | None = None,
     ) -> None:
         self.info = info
         self._scheduler = scheduler
@@ -101,14 +108,16 @@ class Engine:
         self._read_unplanned_bytes = read_unplanned_bytes
         self._unplanned_bytes = info.memory.unplanned_bytes
         self._read_at = time.monotonic()
+        self._grammar_queue = GrammarQueue(grammars) if grammars is not None else None
         self._num_steps = 0
         self._num_failed_steps = 0
+        self._num_step_sequences = 0
         self._step_seconds = 0.0
 
     @property
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._grammar_queue)
 
     def add(self, request: Request, pixels: Sequence[NDArray[np.uint8]]) -> None:
         """Takes a request; its outputs come from `step`.
@@ -117,8 +126,18 @@ class Engine:
             pixels: uint8 [height, width, 3], one for each of `request.images`, in order.
 
         Raises:
-            ValueError: the request can never be served, is malformed, or its id is in use.
+            ValueError: the request can never be served, is malformed, or its id is in use. Of a request whose grammar
+                must be compiled first, `step` says so.
         """
+        if self._grammar_queue is not None:
+            if request.request_id in self._grammar_queue:
+                raise ValueError(f"request_id {request.request_id!r} is in use")
+            if self._grammar_queue.must_wait(request):
+                self._grammar_queue.put(request, pixels)
+                return
+        self._add_now(request, pixels)
+
+    def _add_now(self, request: Request, pixels: Sequence[NDArray[np.uint8]]) -> None:
         self._scheduler.add(request)
         try:
             self._runner.add(request, pixels)
@@ -128,6 +147,8 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Ends a request without an output and frees what it holds; an unknown id is no error."""
+        if self._grammar_queue is not None:
+            self._grammar_queue.discard(request_id)
         self._scheduler.abort(request_id)
         self._runner.remove(request_id)
 
@@ -137,9 +158,10 @@ class Engine:
         Raises:
             EngineFatalError: the engine is beyond use.
         """
+        refused = self._add_compiled()
         started = time.perf_counter()
         output = self._scheduler.schedule()
-        outputs = self._run(output)
+        outputs = refused + self._run(output)
         self._forget_finished(outputs)
         self._step_seconds += time.perf_counter() - started
         return outputs
@@ -150,6 +172,7 @@ class Engine:
             unplanned_bytes=self._recent_unplanned_bytes(),
             num_steps=self._num_steps,
             num_failed_steps=self._num_failed_steps,
+            num_step_sequences=self._num_step_sequences,
             step_seconds=self._step_seconds,
             graphs={graphs.family: graphs.counts for graphs in self._graphs},
         )
@@ -161,10 +184,34 @@ class Engine:
             stats.encode_seconds = self._encoder.encode_seconds
         return stats
 
+    def _add_compiled(self) -> list[RequestOutput]:
+        """Adds the requests whose grammar is compiled by now; says which could not be. Without other work it waits a
+        little, instead of looking again and again."""
+        if not self._grammar_queue:
+            return []
+        outputs: list[RequestOutput] = []
+        wait_seconds = 0.0 if self._scheduler.has_work else MAX_GRAMMAR_WAIT_SECONDS
+        for waiting in self._grammar_queue.take_ready(timeout_seconds=wait_seconds):
+            request_id = waiting.request.request_id
+            try:
+                if waiting.error is not None:
+                    raise waiting.error
+                self._add_now(waiting.request, waiting.pixels)
+            except Exception as error:
+                is_rejected = isinstance(error, ValueError)
+                if not is_rejected:
+                    log.exception("a request could not be added", extra={"request_id": request_id})
+                message = str(error) if is_rejected else type(error).__name__
+                outputs.append(
+                    RequestOutput(request_id=request_id, finish_reason="error", error=message, is_rejected=is_rejected)
+                )
+        return outputs
+
     def _run(self, output: SchedulerOutput) -> list[RequestOutput]:
         if output.is_empty:
             return self._scheduler.update(output, StepResult(tokens={}, failed={}))
         self._num_steps += 1
+        self._num_step_sequences += len(output.requests)
         try:
             result = self._runner.run(output)
         except EngineFatalError:

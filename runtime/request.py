@@ -36,6 +36,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     `temperature` 0 is greedy (ties go to the lowest id). `top_k` 0 and `top_p` 1 and `min_p` 0 do nothing.
     `num_logprobs` None: none; 0: the sampled token's only; n: the n likeliest too.
+    `grammar`: what the output must be (`runtime.processing.grammar`). It may end only where the grammar may, and does
+    so where that allows nothing else, with `ignore_eos` too.
     """
 
     max_tokens: int
@@ -51,6 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     num_logprobs: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    grammar: str | None = None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

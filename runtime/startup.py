@@ -6,6 +6,7 @@ The plan is made of what was measured here, in this process: nothing is extrapol
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from runtime.executor.decoder_program import DecoderInputs, step_max_seqs
 from runtime.executor.device import CpuDevice, Device, allowed_cpus
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderProgram, EncoderRunner, StaticEncoderInputs
+from runtime.executor.grammar_masks import GrammarMasks
 from runtime.executor.graph_backend import EmulatedBackend
 from runtime.executor.graphs import (
     GraphSet,
@@ -36,6 +38,7 @@ from runtime.executor.model_runner import ModelRunner
 from runtime.executor.profile import run_worst_step
 from runtime.model.loader import LoadedModel, load_model
 from runtime.model.sdpa import PagedSdpaAttention
+from runtime.processing.grammar_compiler import GrammarCompiler
 from runtime.scheduler.scheduler import Scheduler
 from runtime.stats import EngineInfo, GraphFamilyInfo
 from runtime.threads import default_threads
@@ -65,6 +68,8 @@ def build_engine(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.num_threads or default_threads(allowed_cpus()))
         model_config, resolved, directory = _resolve(config)
         dtype = _dtype(config)
+        # The tokenizer of a large vocabulary takes a second; it is read beside the weights.
+        grammars_to_come = _read_grammars(directory, model_config)
     with phases("load_weights"):
         model = load_model(directory, model_config, dtype=dtype, device=torch.device(device.name))
     with phases("reserve_kv"):
@@ -72,7 +77,8 @@ def build_engine(config: EngineConfig) -> Engine:
         kv_request = _kv_request(resolved, layout)
         kv = _reserve_kv(kv_request, layout, device.requested_bytes(config))
         readings = Readings(device, kv, baseline_bytes=baseline_bytes)
-        parts = _assemble(resolved, model_config, model, kv, dtype)
+        grammars = grammars_to_come.result()
+        parts = _assemble(resolved, model_config, model, kv, dtype, grammars)
     with phases("profile"):
         readings.measure_transient(parts, resolved)
     with phases("capture_encoder"):
@@ -116,6 +122,7 @@ def build_engine(config: EngineConfig) -> Engine:
         encoder=parts.encoder,
         graphs=(parts.encoder.graphs, parts.decoder_graphs),
         read_unplanned_bytes=lambda: plan.unplanned_bytes(readings.used_bytes()),
+        grammars=grammars,
     )
 
 
@@ -222,7 +229,7 @@ def _device(config: EngineConfig) -> Device:
 
 
 def _resolve(config: EngineConfig) -> tuple[ModelConfig, ResolvedConfig, Path]:
-    directory = locate_model(config.model)
+    directory = locate_model(config.model, config.revision)
     model_config = read_model_config(directory)
     return model_config, resolve_config(config, model_config, read_processor_config(directory)), directory
 
@@ -232,6 +239,20 @@ def _dtype(config: EngineConfig) -> torch.dtype:
     name = "float32" if config.dtype == "auto" else config.dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def _read_grammars(directory: Path, model_config: ModelConfig) -> "Future[GrammarCompiler]":
+    """The compiler of requests' grammars, made in a thread; its own threads leave a core to the step."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+    compiler = thread.submit(
+        GrammarCompiler.from_checkpoint,
+        directory,
+        vocab_size=model_config.text.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        num_threads=max(1, min(8, allowed_cpus() - 1)),
+    )
+    thread.shutdown(wait=False)
+    return compiler
 
 
 def _kv_request(config: ResolvedConfig, layout: KVLayout) -> KVRequest:
@@ -257,7 +278,12 @@ def _reserve_kv(request: KVRequest, layout: KVLayout, requested_bytes: int) -> K
 
 
 def _assemble(
-    config: ResolvedConfig, model_config: ModelConfig, model: LoadedModel, kv: KVCache, dtype: torch.dtype
+    config: ResolvedConfig,
+    model_config: ModelConfig,
+    model: LoadedModel,
+    kv: KVCache,
+    dtype: torch.dtype,
+    grammars: GrammarCompiler,
 ) -> Parts:
     """Everything of the executor, with its buffers at their final addresses, and graph sets that hold nothing yet."""
     engine, device = config.engine, torch.device("cpu")
@@ -309,6 +335,7 @@ def _assemble(
         pixels_per_token_side=model_config.vision.pixels_per_token_side,
         seed=engine.seed,
         device=device,
+        grammars=GrammarMasks(grammars, num_rows=engine.max_num_seqs, device=device),
     )
     return Parts(
         weight_bytes=model.weight_bytes,

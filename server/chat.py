@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from runtime.client import EngineClient
 from runtime.processing.detokenizer import Detokenizer
 from runtime.processing.tokenizer import Tokenizer
+from runtime.processing.tool_call_parser import ToolCallParser
 from runtime.request import Request, RequestOutput
+from server.answer_format import AnswerFormat, answer_format, call_tokens
 from server.completion import Chunk, Usage, logprob_entries
 from server.errors import (
     ApiError,
@@ -23,11 +25,13 @@ from server.errors import (
     QueueFullError,
     context_length,
 )
+from server.grammar_checker import GrammarChecker
 from server.metrics import Metrics
 from server.prompts import PreparedPrompt, PromptPreparer
 from server.sampling import SamplingDefaults, sampling_params
 from server.schemas import ChatCompletionRequest
 from server.settings import Settings
+from server.tool_calls import call_deltas
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class Generation:
     requests: tuple[Request, ...]
     stop: tuple[str, ...]
     usage: Usage
+    answer: AnswerFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,7 @@ class ModelSide:
 
     prompts: PromptPreparer
     sampling_defaults: SamplingDefaults
+    grammars: GrammarChecker
 
 
 class ChatService:
@@ -91,7 +97,11 @@ class ChatService:
         side, info = self.model_side, self._client.info
         assert side is not None, "requests come only once the service is ready"
         assert info is not None, "requests come only once the engine is ready"
-        prompt = await side.prompts.prepare(request.messages)
+        special_tokens = call_tokens(side.prompts.tokenizer.added_ids)
+        answer = answer_format(request, has_call_tokens=bool(special_tokens))
+        if answer.grammar is not None:
+            await side.grammars.check(answer.grammar, special_tokens=special_tokens, param=answer.param)
+        prompt = await side.prompts.prepare(request.messages, tools=answer.tools)
         num_prompt_tokens = len(prompt.token_ids)
         max_tokens = request.requested_max_tokens
         room = info.max_model_len - num_prompt_tokens
@@ -111,6 +121,7 @@ class ChatService:
                     index=index,
                     max_tokens=max_tokens or room,
                     vocab_size=side.prompts.tokenizer.vocab_size,
+                    grammar=answer.grammar,
                 ),
                 arrival_time=now,
                 cache_salt=request.cache_salt or "",
@@ -127,6 +138,7 @@ class ChatService:
             requests=requests,
             stop=request.stop_strings,
             usage=Usage(prompt_tokens=num_prompt_tokens, image_tokens=prompt.num_image_tokens),
+            answer=answer,
         )
 
     async def chunks(self, generation: Generation, admission: "Admission") -> AsyncGenerator[Chunk, None]:
@@ -179,7 +191,7 @@ class ChatService:
                         finish_reason = chunk.finish_reason
                         yield chunk
                         return
-                    if chunk.text or chunk.logprobs:
+                    if chunk.text or chunk.logprobs or chunk.calls:
                         yield chunk
             # The engine's promise is a last output with a reason.
             finish_reason = "error"
@@ -199,21 +211,29 @@ class ChatService:
         metrics.request_generation_tokens.observe(num_tokens)
         metrics.inter_token_latency.observe_many(gaps)
         if last is not None and last.scheduled_time is not None:
+            now = time.time()
             metrics.queue_time.observe(max(0.0, last.scheduled_time - request.arrival_time))
+            metrics.inference_time.observe(max(0.0, now - last.scheduled_time))
             if last.first_token_time is not None:
                 metrics.prefill_time.observe(max(0.0, last.first_token_time - last.scheduled_time))
-                metrics.decode_time.observe(max(0.0, time.time() - last.first_token_time))
+                metrics.decode_time.observe(max(0.0, now - last.first_token_time))
+        if num_tokens > 1:
+            metrics.time_per_output_token.observe(sum(gaps) / (num_tokens - 1))
 
 
 class ChoiceReader:
-    """Reads one choice's outputs into chunks: text without stop strings, log-probabilities, the end."""
+    """Reads one choice's outputs into chunks: text without stop strings, calls of tools, log-probabilities, the end."""
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer, generation: Generation) -> None:
         self.num_tokens = 0
         self._index = index
         self._num_top = request.sampling.num_logprobs
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, generation.stop)
+        answer = generation.answer
+        shown = call_tokens(tokenizer.added_ids) if answer.may_call else ()
+        self._detokenizer = Detokenizer(tokenizer, generation.stop, shown=shown)
+        self._parser = ToolCallParser() if answer.may_call else None
+        self._is_legacy = answer.is_legacy
         self._usage = generation.usage
 
     def read(self, output: RequestOutput) -> Chunk:
@@ -233,7 +253,17 @@ class ChoiceReader:
             text += self._detokenizer.finish()
         if finish_reason is not None:
             self._usage.cached_tokens = max(self._usage.cached_tokens, output.num_cached_tokens)
-        return Chunk(self._index, text, logprobs, finish_reason)
+        if self._parser is None:
+            return Chunk(self._index, text, logprobs, finish_reason)
+        reading = self._parser.push(text)
+        text, pieces = reading.text, reading.calls
+        if finish_reason is not None:
+            if finish_reason == "stop" and self._parser.num_calls and not self._parser.is_in_call:
+                finish_reason = "function_call" if self._is_legacy else "tool_calls"
+            rest = self._parser.finish()
+            text, pieces = text + rest.text, pieces + rest.calls
+        calls = call_deltas(pieces, is_legacy=self._is_legacy)
+        return Chunk(self._index, text, logprobs, finish_reason, calls)
 
 
 class Admission:

@@ -7,6 +7,7 @@ import msgspec
 
 from runtime.processing.tokenizer import Tokenizer
 from runtime.request import TokenLogprobs
+from server.tool_calls import CallDelta, CallFold
 
 # What OpenAI gives for very unlikely tokens; JSON has no infinity.
 LEAST_LOGPROB = -9999.0
@@ -32,6 +33,7 @@ class Chunk(msgspec.Struct, frozen=True):
     text: str
     logprobs: list[LogprobEntry] | None = None
     finish_reason: str | None = None
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -60,8 +62,14 @@ class Usage:
 @dataclass(kw_only=True)
 class _Choice:
     texts: list[str] = field(default_factory=list)
+    calls: CallFold = field(default_factory=CallFold)
     logprobs: list[LogprobEntry] | None = None
     finish_reason: str | None = None
+
+    def message(self) -> dict[str, Any]:
+        text = "".join(self.texts)
+        calls = self.calls.wire()
+        return {"role": "assistant", "content": text if text or not calls else None, "refusal": None, **calls}
 
 
 class Fold:
@@ -73,6 +81,8 @@ class Fold:
     def add(self, chunk: Chunk) -> None:
         choice = self._choices[chunk.index]
         choice.texts.append(chunk.text)
+        for delta in chunk.calls:
+            choice.calls.add(delta)
         if chunk.logprobs is not None:
             choice.logprobs = (choice.logprobs or []) + chunk.logprobs
         if chunk.finish_reason is not None:
@@ -90,7 +100,7 @@ class Fold:
                 "choices": [
                     {
                         "index": index,
-                        "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
+                        "message": choice.message(),
                         "logprobs": logprobs_wire(choice.logprobs),
                         "finish_reason": choice.finish_reason,
                     }

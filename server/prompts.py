@@ -5,7 +5,7 @@ Knows the checkpoint's processing and the image workers; no HTTP, no sampling.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from server.schemas import ChatMessage, ImagePart, ImageUrl, TextPart
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+# Templates of this family know neither: OpenAI's newer word for `system`, and its older one for `tool`.
+ROLES = {"developer": "system", "function": "tool"}
 
 # Rendering and encoding of shorter conversations takes less than a hop to a thread and back would delay others.
 MAX_INLINE_CHARS = 8192
@@ -84,8 +87,13 @@ class PromptPreparer:
     async def close(self) -> None:
         await self._images.close()
 
-    async def prepare(self, messages: Sequence[ChatMessage]) -> PreparedPrompt:
+    async def prepare(
+        self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> PreparedPrompt:
         """
+        Args:
+            tools: definitions in OpenAI's shape, told to the model.
+
         Raises:
             InvalidRequestError: too many pictures, or the template refuses the messages.
             InvalidImageError: a picture cannot be used; names its place.
@@ -103,10 +111,10 @@ class PromptPreparer:
         sizes = [(image.height, image.width) for image in images]
         plain = [plain_message(message) for message in messages]
         try:
-            if num_chars(messages) <= MAX_INLINE_CHARS:
+            if not tools and num_chars(messages) <= MAX_INLINE_CHARS:
                 prompt = self._builder.build(plain, sizes)
             else:
-                prompt = await asyncio.to_thread(self._builder.build, plain, sizes)
+                prompt = await asyncio.to_thread(self._builder.build, plain, sizes, tools=tools or None)
         except ChatTemplateError as refusal:
             # A template's own words may hold anything, and so stay here.
             logger.warning("the chat template refused a request: %s", type(refusal).__name__)
@@ -140,6 +148,7 @@ class PromptPreparer:
                 continue
             self._metrics.count_image(source, "unknown", "rejected")
             if isinstance(result, ImageError):
+                self._metrics.images_rejected[result.code].inc()
                 message = result.message[:1].upper() + result.message[1:] + "."
                 result = InvalidImageError(message, param=param, code=result.code)
             failure = failure or result
@@ -161,14 +170,20 @@ def image_urls(messages: Sequence[ChatMessage]) -> list[tuple[str, ImageUrl]]:
 
 def plain_message(message: ChatMessage) -> dict[str, Any]:
     """A message as chat templates know it."""
-    # Templates of this family know no `developer`: it is OpenAI's newer word for `system`.
-    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    plain: dict[str, Any] = {"role": ROLES.get(message.role, message.role)}
     if isinstance(message.content, list):
         plain["content"] = [plain_part(part) for part in message.content]
     else:
         plain["content"] = message.content if message.content is not None else message.refusal or ""
     if message.name is not None:
         plain["name"] = message.name
+    calls = [call.function for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append(message.function_call)
+    if calls:
+        plain["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in calls
+        ]
     return plain
 
 
@@ -179,9 +194,12 @@ def plain_part(part: Any) -> dict[str, str]:
 
 
 def num_chars(messages: Sequence[ChatMessage]) -> int:
-    """Characters of text; pictures count as one."""
-    return sum(
+    """Characters of text and of calls; pictures count as one."""
+    num_text = sum(
         len(message.content) if isinstance(message.content, str)
         else sum(len(part.text) if isinstance(part, TextPart) else 1 for part in message.content or ())
         for message in messages
     )  # fmt: skip
+    calls = (call.function for message in messages for call in message.tool_calls or ())
+    legacy = (message.function_call for message in messages if message.function_call is not None)
+    return num_text + sum(len(call.arguments) for call in (*calls, *legacy))

@@ -45,7 +45,13 @@ _FIELDS: dict[str, type] = {
 
 
 def sampling_params(
-    request: ChatCompletionRequest, defaults: SamplingDefaults, *, index: int, max_tokens: int, vocab_size: int
+    request: ChatCompletionRequest,
+    defaults: SamplingDefaults,
+    *,
+    index: int,
+    max_tokens: int,
+    vocab_size: int,
+    grammar: str | None = None,
 ) -> SamplingParams:
     """The parameters of choice `index`. Choices of one seeded request have seeds of their own.
 
@@ -71,6 +77,7 @@ def sampling_params(
         num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(request.stop_token_ids or ()),
+        grammar=grammar,
     )
 
 

@@ -6,8 +6,20 @@ server cannot honour is an error that names it. Sources: OpenAI's published spec
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from server.tool_schemas import (
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
+    CalledFunction,
+    Function,
+    FunctionChoice,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from server.wire import WireModel, rejected
 
 MAX_CHOICES = 8
 MAX_MESSAGES = 4096
@@ -19,19 +31,6 @@ MAX_TOP_LOGPROBS = 20
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 Detail = Literal["auto", "low", "high", "original"]
-
-
-class WireModel(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-def rejected(message: str, *, at: str | None = None) -> PydanticCustomError:
-    """An error whose message is a whole sentence. `at` is the path of the field within the object under validation."""
-    # Braces would be read as fields of a template.
-    context: dict[str, Any] = {"message": message}
-    if at is not None:
-        context["at"] = at
-    return PydanticCustomError("rejected", "{message}", context)
 
 
 class TextPart(WireModel):
@@ -117,18 +116,21 @@ class ChatMessage(WireModel):
     content: Content = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[Any] | None = None
-    function_call: dict[str, Any] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MAX_TOOL_CALLS)
+    tool_call_id: str | None = Field(None, max_length=256)
+    function_call: CalledFunction | None = None
 
     @model_validator(mode="after")
     def _check_role(self) -> "ChatMessage":
-        if self.role in ("tool", "function"):
-            raise rejected(f"Messages of the role '{self.role}' are not supported yet.", at="role")
-        if self.tool_calls:
-            raise rejected("Tool calls are not supported yet.", at="tool_calls")
-        if self.function_call:
-            raise rejected("Function calls are not supported yet.", at="function_call")
-        if self.content is None and not (self.role == "assistant" and self.refusal is not None):
+        for calls in ("tool_calls", "function_call"):
+            if getattr(self, calls) and self.role != "assistant":
+                raise rejected("Only the assistant calls tools.", at=calls)
+        if self.role == "tool" and self.tool_call_id is None:
+            raise rejected("A message of the role 'tool' must have a 'tool_call_id'.", at="tool_call_id")
+        if self.role == "function" and self.name is None:
+            raise rejected("A message of the role 'function' must have a 'name'.", at="name")
+        says_something = self.refusal is not None or self.tool_calls or self.function_call
+        if self.content is None and not (self.role == "assistant" and says_something):
             raise rejected(f"A message of the role '{self.role}' must have content.", at="content")
         if isinstance(self.content, list):
             for index, part in enumerate(self.content):
@@ -144,10 +146,6 @@ class ChatMessage(WireModel):
 class StreamOptions(WireModel):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class ResponseFormat(WireModel):
-    type: Literal["text", "json_object", "json_schema"]
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -192,12 +190,15 @@ class ChatCompletionRequest(WireModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    # Known, and honoured only where that is doing nothing.
+    # The form of the answer, and tools; `functions` and `function_call` are their older names.
     response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    functions: list[Any] | None = None
-    function_call: Any = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    functions: list[Function] | None = Field(None, max_length=MAX_TOOLS)
+    function_call: FunctionChoice = None
+
+    # Known, and honoured only where that is doing nothing.
     modalities: list[str] | None = None
     audio: Any = None
 
@@ -207,11 +208,6 @@ class ChatCompletionRequest(WireModel):
             raise rejected("'top_logprobs' needs 'logprobs' to be true.", at="top_logprobs")
         if self.stream_options is not None and not self.stream:
             raise rejected("'stream_options' needs 'stream' to be true.", at="stream_options")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise rejected("Of the response formats only 'text' is supported yet.", at="response_format.type")
-        for choice in ("tool_choice", "function_call"):
-            if getattr(self, choice) not in (None, "none", "auto"):
-                raise rejected(f"Of '{choice}' only 'none' and 'auto' are supported yet.", at=choice)
         if self.modalities is not None and any(modality != "text" for modality in self.modalities):
             raise rejected("Answers are text only.", at="modalities")
         if self.audio is not None:

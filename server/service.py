@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -10,6 +11,7 @@ from runtime.checkpoint import CheckpointError, locate_model
 from runtime.client import EngineClient, EngineDeadError
 from runtime.config import ConfigError
 from server.chat import ChatService, ModelSide
+from server.grammar_checker import GrammarChecker
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.prompts import PromptPreparer
@@ -17,6 +19,9 @@ from server.sampling import SamplingDefaults
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+# Set by the container image: the commit that it was built from.
+REVISION_VARIABLE = "SOURCE_REVISION"
 
 
 class Service:
@@ -34,23 +39,27 @@ class Service:
             model_name=settings.model_names[0],
             version=self.version,
             watchdog_seconds=settings.watchdog_seconds,
+            revision=os.environ.get(REVISION_VARIABLE) or "unknown",
+            aliases=settings.metrics_aliases,
         )
         self.chat = ChatService(client, settings, self.metrics)
         self._watcher: asyncio.Task[None] | None = None
         self._prompts: PromptPreparer | None = None
+        self._grammars = GrammarChecker()
 
     def start(self) -> None:
         """Starts the engine and loads the tokenizer beside it, in the background."""
         self._watcher = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Ends engine and image workers. Safe in any state."""
+        """Ends engine and workers. Safe in any state."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         await self.client.shutdown()
         if self._prompts is not None:
             await self._prompts.close()
+        await self._grammars.close()
 
     async def _run(self) -> None:
         """Brings the service up, then waits for the engine's death."""
@@ -76,10 +85,10 @@ class Service:
         self.lifecycle.die(reason)
 
     async def _load_model_side(self) -> None:
-        directory = await asyncio.to_thread(locate_model, self.settings.model)
+        directory = await asyncio.to_thread(locate_model, self.settings.model, self.settings.revision)
         self._prompts = await PromptPreparer.load(directory, self.settings, self.metrics)
         defaults = await asyncio.to_thread(SamplingDefaults.from_checkpoint, directory)
-        self.chat.model_side = ModelSide(prompts=self._prompts, sampling_defaults=defaults)
+        self.chat.model_side = ModelSide(prompts=self._prompts, sampling_defaults=defaults, grammars=self._grammars)
 
 
 def project_version() -> str:

@@ -38,13 +38,18 @@ class ChunkPrinter:
         return self._event(b'{"index":%d,"delta":{"role":"assistant","content":""},%s' % (index, _OPEN))
 
     def chunk(self, chunk: Chunk) -> bytes:
-        """One event for the text, and one for the end if the chunk is the last of its choice."""
+        """An event for the text, one for each piece of a call, and one for the end if this is the choice's last."""
         events = b""
         if chunk.text or chunk.logprobs:
             logprobs = b"null" if chunk.logprobs is None else _encode(logprobs_wire(chunk.logprobs))
             events = self._event(
                 b'{"index":%d,"delta":{"content":%s},"logprobs":%s,"finish_reason":null}'
                 % (chunk.index, _encode(chunk.text), logprobs)
+            )
+        for call in chunk.calls:
+            delta = {"function_call": call.wire()} if call.is_legacy else {"tool_calls": [call.wire()]}
+            events += self._event(
+                b'{"index":%d,"delta":%s,"logprobs":null,"finish_reason":null}' % (chunk.index, _encode(delta))
             )
         if chunk.finish_reason is not None:
             events += self._event(

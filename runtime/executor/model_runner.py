@@ -22,11 +22,13 @@ from runtime.executor.batch import Padding, Step, StepBatch, StepBuffers, StepSh
 from runtime.executor.decoder_program import Decoder, DecoderInputs, DecoderProgram
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderItem
+from runtime.executor.grammar_masks import GrammarMasks
 from runtime.executor.graphs import GraphSet
 from runtime.executor.request_slots import RequestSlots, RunningRequest
 from runtime.executor.sampler import Sampler
 from runtime.executor.sampling_rows import SamplingRows
 from runtime.model.attention import DecoderAttention
+from runtime.processing.grammar import GrammarError, Matcher
 from runtime.processing.positions import rope_positions
 from runtime.request import Request
 from runtime.scheduler.output import SampledToken, SchedulerOutput, StepResult
@@ -54,6 +56,7 @@ class ModelRunner:
         vocab_size: of the decoder's logits.
         pixels_per_token_side: side in pixels of the square that becomes one token.
         seed: of the requests that bring none.
+        grammars: masks of the requests that bring a grammar; without it they are refused.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class ModelRunner:
         pixels_per_token_side: int,
         seed: int,
         device: torch.device,
+        grammars: GrammarMasks | None = None,
     ) -> None:
         self._decoder = decoder
         self._attention = attention
@@ -85,14 +89,21 @@ class ModelRunner:
         )
         self._sampling = SamplingRows(num_rows=max_num_seqs, vocab_size=vocab_size, device=device)
         self._sampler = Sampler(self._sampling)
+        self._grammars = grammars
         # None until the graphs are captured: what runs before is eager, and counts nowhere.
         self._graphs: GraphSet[DecoderInputs] | None = None
 
     @property
     def static_bytes(self) -> int:
-        """Bytes on the device of step inputs and sampling rows; where the device is the CPU, of the slots too."""
+        """Bytes on the device of step inputs, sampling rows and masks; where it is the CPU, of the slots too."""
         on_host = self._slots.num_bytes if self._device.type == "cpu" else 0
-        return self._buffers.num_bytes + self._sampling.num_bytes + on_host
+        mask_bytes = self._grammars.num_bytes if self._grammars is not None else 0
+        return self._buffers.num_bytes + self._sampling.num_bytes + mask_bytes + on_host
+
+    @property
+    def serves_grammars(self) -> bool:
+        """Whether requests may bring a grammar."""
+        return self._grammars is not None
 
     def decoder_program(self, *, max_mixed_tokens: int) -> DecoderProgram:
         """What the decoder's graph set captures. `max_mixed_tokens`: of the largest mixed bucket, 0 without one."""
@@ -110,9 +121,11 @@ class ModelRunner:
             pixels: uint8 [height, width, 3], one for each of `request.images`.
 
         Raises:
-            ValueError: the images and their pixels do not match, or a sampling parameter cannot be served.
+            ValueError: the images and their pixels do not match, or a sampling parameter or the grammar cannot be
+                served.
         """
         self._check(request, pixels)
+        matcher = self._matcher(request.sampling.grammar)
         self.remove(request.request_id)
         positions_3P, next_position = rope_positions(
             len(request.prompt_token_ids), request.images, pixels_per_token_side=self._pixels_per_token_side
@@ -125,6 +138,7 @@ class ModelRunner:
             positions_3P=positions_3P,
             next_position=next_position,
             seed=self._seeds.getrandbits(64) if seed is None else seed,
+            matcher=matcher,
         )
 
     def remove(self, request_id: str) -> None:
@@ -147,8 +161,16 @@ class ModelRunner:
         if errors:
             failed = self._failures(scheduled, errors)
             scheduled = [(running, part) for running, part in scheduled if running.request_id not in failed]
-        tokens = self._run_decoder(scheduled, failed) if scheduled else {}
-        return StepResult(tokens=tokens, failed=failed)
+        refused: dict[str, str] = {}
+        tokens = self._run_decoder(scheduled, failed, refused) if scheduled else {}
+        return StepResult(tokens=tokens, failed=failed, refused=refused)
+
+    def _matcher(self, grammar: str | None) -> Matcher | None:
+        if grammar is None:
+            return None
+        if self._grammars is None:
+            raise ValueError("this engine serves no grammars: it knows the tokens of none")
+        return self._grammars.matcher(grammar)
 
     def _check(self, request: Request, pixels: Sequence[Pixels]) -> None:
         if len(pixels) != len(request.images):
@@ -223,21 +245,28 @@ class ModelRunner:
                     break
         return failed
 
-    def _run_decoder(self, scheduled: Step, failed: dict[str, str]) -> dict[str, SampledToken]:
-        """Tokens by request; adds to `failed` where the logits are no numbers."""
+    def _run_decoder(self, scheduled: Step, failed: dict[str, str], refused: dict[str, str]) -> dict[str, SampledToken]:
+        """Tokens by request; adds to `failed` where the logits are no numbers, to `refused` where a grammar is at its
+        limits."""
         self._give_slots(scheduled)
         shape = StepShape.of(scheduled)
         batch, logits_SV = self._forward(scheduled, shape)
         if logits_SV is None:
             return {}
         slots_S, lengths_S = batch.sampling_slots_S, batch.sampling_lengths_S
-        sampled = self._sampler.sample(logits_SV, slots_S, self._slots.num_outputs_N[slots_S])
+        matchers = [scheduled[b][0].matcher for b in batch.sampling_B]
+        # The device may still be at the forward: the host fills the masks meanwhile.
+        masks = self._grammars.fill(matchers) if self._grammars is not None else None
+        sampled = self._sampler.sample(logits_SV, slots_S, self._slots.num_outputs_N[slots_S], masks)
         self._slots.append(slots_S, lengths_S, sampled.token_ids)
         tokens: dict[str, SampledToken] = {}
         for row, (b, token_id) in enumerate(zip(batch.sampling_B.tolist(), sampled.token_ids, strict=True)):
             running = scheduled[b][0]
             running.output_token_ids.append(token_id)
-            if sampled.is_valid[row]:
+            refusal = _advance(matchers[row], token_id)
+            if refusal is not None:
+                refused[running.request_id] = refusal
+            elif sampled.is_valid[row]:
                 logprobs = sampled.logprobs[row] if sampled.logprobs else None
                 tokens[running.request_id] = SampledToken(token_id=token_id, logprobs=logprobs)
             else:
@@ -297,3 +326,14 @@ class ModelRunner:
     def _num_tokens(self, pixels: Pixels) -> int:
         height, width = pixels.shape[:2]
         return int(height * width) // self._pixels_per_token_side**2
+
+
+def _advance(matcher: Matcher | None, token_id: int) -> str | None:
+    """Takes a sampled token into the grammar; says why that cannot be."""
+    if matcher is None:
+        return None
+    try:
+        matcher.accept(token_id)
+    except GrammarError as error:
+        return f"the output cannot be kept within the grammar, which is too complex: {error}"
+    return None

@@ -5,6 +5,8 @@ Knows limits, no weights and no device. All blocks of its tables are the null bl
 
 import logging
 
+import msgspec
+
 from runtime.config import ResolvedConfig
 from runtime.executor.kv_cache import NULL_BLOCK
 from runtime.executor.model_runner import ModelRunner
@@ -30,6 +32,9 @@ SAMPLING = SamplingParams(
 )
 
 
+# Allows any text, so that the distribution stays as flat as it is; its masks are as large as any grammar's.
+GRAMMAR = "start: TEXT\nTEXT: /(.|\\n)*/\n"
+
 # A prefill at the end of a full context needs no more memory with more tokens than this: attention works in pieces, and
 # the step's other tokens can come from an empty context, which costs a quarter of the time.
 FULL_CONTEXT_TOKENS = 256
@@ -41,13 +46,14 @@ def run_worst_step(runner: ModelRunner, config: ResolvedConfig, *, max_tokens: i
 
     Counts nowhere as long as the runner has no graphs, and leaves nothing behind in the runner.
     """
+    sampling = msgspec.structs.replace(SAMPLING, grammar=GRAMMAR) if runner.serves_grammars else SAMPLING
     parts = _parts(config, max_tokens or config.engine.max_num_batched_tokens)
     for part in parts:
         runner.add(
             Request(
                 request_id=part.request_id,
                 prompt_token_ids=[0] * (part.num_computed_tokens + part.num_scheduled_tokens),
-                sampling=SAMPLING,
+                sampling=sampling,
                 arrival_time=0.0,
             ),
             (),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.processing.grammar import Matcher
 from runtime.request import ImageInput, Request
 
 
@@ -27,8 +28,9 @@ class RunningRequest:
     positions_3P: NDArray[np.int64]
     next_position: int
     seed: int
-    # Grows with the output.
+    # Grow with the output; the matcher stands behind its last token.
     output_token_ids: list[int] = field(default_factory=list)
+    matcher: Matcher | None = None
     # Index after the last placeholder token: no image is read from there on.
     image_tokens_end: int = field(init=False)
     # Set by `RequestSlots`.

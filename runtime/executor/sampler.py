@@ -3,9 +3,10 @@
 Knows logits and sampling rows; knows no requests and no schedule. One device-to-host copy a step, at the end of
 `Sampler.sample`: nothing before it reads the device.
 
-The order is the field's (vLLM, transformers): bias, repetition penalty, frequency and presence penalties, then greedy,
-or temperature, min-p, top-k, top-p and a draw. Repetition looks at prompt and output, the other two at output only.
-Log-probabilities are of the model's own distribution, before all of these, as OpenAI and vLLM give them by default.
+The order is the field's (vLLM, transformers): bias, repetition penalty, frequency and presence penalties, the grammar's
+mask, then greedy, or temperature, min-p, top-k, top-p and a draw. Repetition looks at prompt and output, the other two
+at output only. Log-probabilities are of the model's own distribution, before all of these, as OpenAI and vLLM give them
+by default.
 
 Legend: S sequences that sample in this step, V vocabulary, N rows, K likeliest tokens looked at, L logprobs a row.
 """
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.executor.grammar_masks import TokenMasks
 from runtime.executor.sampling_rows import NO_LOGPROBS, SamplingRows, uniform_numbers
 from runtime.request import TokenLogprobs
 
@@ -43,21 +45,26 @@ class Sampler:
     def __init__(self, rows: SamplingRows) -> None:
         self._rows = rows
 
-    def sample(self, logits_SV: Tensor, rows: NDArray[np.int64], steps: NDArray[np.int64]) -> SampledBatch:
+    def sample(
+        self, logits_SV: Tensor, rows: NDArray[np.int64], steps: NDArray[np.int64], masks: TokenMasks | None = None
+    ) -> SampledBatch:
         """Picks a token a sequence. `logits_SV` is left as it is.
 
         Args:
             logits_SV: float32, on the device.
             rows: the sampling row of each sequence; no row twice.
             steps: how many output tokens each sequence has already.
+            masks: of the sequences that a grammar binds; each allows a token at least.
         """
-        if self._rows.is_plain[rows].all():
+        if masks is None and self._rows.is_plain[rows].all():
             if self._rows.device.type == "cpu":
                 return _greedy_on_host(logits_SV.numpy())
             peak_S, next_tokens_S = logits_SV.max(dim=-1)  # of equal logits the lowest id, as torch documents
             return _unpack(_pack(next_tokens_S, peak_S), num_logprobs=None)
         wanted = self._rows.num_logprobs[rows]
         processed_SV = self._process(logits_SV, rows)
+        if masks is not None:
+            processed_SV = masks.apply(processed_SV)
         next_tokens_S = self._pick(processed_SV, rows, steps)
         self._remember(next_tokens_S, rows)
         peak_S = logits_SV.amax(dim=-1)
@@ -145,9 +152,10 @@ class Sampler:
             # On a CPU a look at the result costs nothing, so it may try a short head; elsewhere it would stall.
             head_size = max(head_size, _HEAD_SIZE) if self._rows.device.type == "cpu" else vocab_size
         top_k_S1, top_p_S1 = self._to_device(top_k).unsqueeze(1), self._to_device(top_p).unsqueeze(1)
-        threshold_S1, is_covered_S1 = _threshold(scaled_SV, min(head_size, vocab_size), top_k_S1, top_p_S1)
+        all_S1 = scaled_SV.logsumexp(dim=-1, keepdim=True)
+        threshold_S1, is_covered_S1 = _threshold(scaled_SV, all_S1, min(head_size, vocab_size), top_k_S1, top_p_S1)
         if needs_mass.any() and head_size < vocab_size and not bool(is_covered_S1.all()):
-            threshold_S1, _ = _threshold(scaled_SV, vocab_size, top_k_S1, top_p_S1)
+            threshold_S1, _ = _threshold(scaled_SV, all_S1, vocab_size, top_k_S1, top_p_S1)
         return scaled_SV.masked_fill(scaled_SV < threshold_S1, float("-inf"))
 
     def _remember(self, next_tokens_S: Tensor, rows: NDArray[np.int64]) -> None:
@@ -164,15 +172,19 @@ class Sampler:
         return torch.from_numpy(array).to(self._rows.device, non_blocking=True)
 
 
-def _threshold(scaled_SV: Tensor, head_size: int, top_k_S1: Tensor, top_p_S1: Tensor) -> tuple[Tensor, Tensor]:
+def _threshold(
+    scaled_SV: Tensor, all_S1: Tensor, head_size: int, top_k_S1: Tensor, top_p_S1: Tensor
+) -> tuple[Tensor, Tensor]:
     """The lowest logit [S, 1] that top-k and top-p keep, seen from the `head_size` largest, and whether these were
-    enough to tell [S, 1]. A `top_k` of V and a `top_p` of 1 do nothing. Top-p counts what top-k left as the whole."""
+    enough to tell [S, 1]. A `top_k` of V and a `top_p` of 1 do nothing. Top-p counts what top-k left as the whole.
+
+    `all_S1`: the logarithm of the sum over the whole vocabulary.
+    """
     vocab_size = scaled_SV.shape[-1]
     head_SK = _sorted(scaled_SV) if head_size == vocab_size else scaled_SV.topk(head_size, dim=-1).values
     has_top_k_S1 = top_k_S1 < vocab_size
     ranks_K = torch.arange(head_size, device=head_SK.device)
     head_SK = head_SK.masked_fill(ranks_K >= top_k_S1, float("-inf"))
-    all_S1 = scaled_SV.logsumexp(dim=-1, keepdim=True)
     total_S1 = torch.where(has_top_k_S1, head_SK.logsumexp(dim=-1, keepdim=True), all_S1)
     probabilities_SK = (head_SK - total_S1).exp()
     cumulative_SK = probabilities_SK.cumsum(dim=-1, dtype=torch.float64)

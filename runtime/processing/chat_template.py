@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
@@ -48,6 +48,13 @@ _MAX_RENDERED_CHARACTERS = 100_000_000
 
 class ChatTemplateError(ValueError):
     """The template refuses these messages, or cannot be used with them; the message says why."""
+
+
+class OwnText(str):
+    """A text among the messages that this project wrote, not a user: special tokens in it are tokens, as in a
+    template's. It never holds anything of a user's."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +87,7 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
+            self._knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise CheckpointError(f"the chat template does not parse: {error}") from error
         # A template that is broken or hostile should stop the start, not the first request.
@@ -98,6 +106,11 @@ class ChatTemplate:
         config_path = directory / "tokenizer_config.json"
         config = read_json(config_path) if config_path.is_file() else {}
         return cls(_find_source(directory, config), image_token=image_token, variables=_special_tokens(config))
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the template looks at `tools`."""
+        return self._knows_tools
 
     def render(
         self,
@@ -119,12 +132,12 @@ class ChatTemplate:
                 adds images.
         """
         texts: list[str] = []
-        masked = [_mask_message(message, texts) for message in messages]
-        rendered = self._run(
-            messages=masked,
-            tools=_mask(list(tools), texts) if tools else None,
-            add_generation_prompt=add_generation_prompt,
-        )
+        try:
+            masked = [_mask_message(message, texts) for message in messages]
+            masked_tools = _mask(list(tools), texts) if tools else None
+        except RecursionError:
+            raise ChatTemplateError("the messages or tools are nested too deep") from None
+        rendered = self._run(messages=masked, tools=masked_tools, add_generation_prompt=add_generation_prompt)
         pieces = _split(rendered, texts, self._image_token)
         num_images = sum(_count_images(message) for message in messages)
         num_markers = sum(piece.kind == "image" for piece in pieces)
@@ -215,7 +228,7 @@ def _mask_text(text: str, texts: list[str]) -> str:
     if not core:
         return text
     start = text.index(core)
-    texts.append(core)
+    texts.append(OwnText(core) if isinstance(text, OwnText) else core)
     return f"{text[:start]}{_OPEN}{len(texts) - 1}{_CLOSE}{text[start + len(core) :]}"
 
 
@@ -238,9 +251,10 @@ def _split(rendered: str, texts: Sequence[str], image_token: str) -> list[Piece]
         if int(mark[1]) >= len(texts):
             raise ChatTemplateError("the chat template changes the messages' texts, which is not served")
         text = texts[int(mark[1])]
+        kind: Literal["template", "user"] = "template" if isinstance(text, OwnText) else "user"
         for letter in mark[2]:
             text = json.dumps(text, ensure_ascii=letter == "u")[1:-1]
-        pieces.append(Piece(kind="user", text=text))
+        pieces.append(Piece(kind=kind, text=text))
     add_template_text(rendered[end:])
     return pieces
 

@@ -14,17 +14,21 @@ class Detokenizer:
 
     What all calls gave, joined, is the decoded text of all tokens, cut before the first stop string. The first is the
     one that is complete first; of two complete at the same character, the longer. So the text does not depend on how
-    the tokens were grouped into calls. Special tokens are left out.
+    the tokens were grouped into calls. Special tokens are left out, unless they are to be shown.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, shown: Sequence[str] = ()) -> None:
         """
+        Args:
+            shown: added tokens that are text, special or not.
+
         Raises:
             ValueError: a stop string is empty.
         """
         if "" in stop:
             raise ValueError("a stop string is empty")
         self._tokenizer = tokenizer
+        self._hidden_ids = tokenizer.special_ids - {tokenizer.added_ids[token] for token in shown}
         self._stop = tuple(stop)
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""  # the longest end of the text so far that begins a stop string
@@ -48,7 +52,7 @@ class Detokenizer:
             if self._stopped is not None:
                 break
             self._num_tokens += 1
-            if token_id not in self._tokenizer.special_ids:
+            if token_id not in self._hidden_ids:
                 shown.append(self._advance(self._utf8.decode(self._tokenizer.token_bytes(token_id))))
         return "".join(shown)
 

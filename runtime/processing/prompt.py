@@ -1,13 +1,17 @@
 """Messages and image sizes to a prompt: token ids, and where each image's tokens stand. Reads no pixels."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from runtime.checkpoint import read_model_config
 from runtime.processing.chat_template import ChatTemplate
 from runtime.processing.tokenizer import Tokenizer
+from runtime.processing.tool_prompt import without_tools
 from runtime.request import PlaceholderRange
 
 
@@ -74,10 +78,15 @@ class PromptBuilder:
         Args:
             messages: as in `ChatTemplate.render`.
             image_sizes: (height, width) in pixels of each image after resizing, in the order of the messages.
+            tools: definitions in OpenAI's shape, told to the model in its family's format.
 
         Raises:
             ChatTemplateError: the template refuses the messages.
         """
+        if self.template.knows_tools:
+            messages = [_with_decoded_arguments(message) for message in messages]
+        elif tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in messages):
+            messages, tools = without_tools(messages, tools), None
         pieces = self.template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         num_images = sum(piece.kind == "image" for piece in pieces)
         assert num_images == len(image_sizes), f"{num_images} images in the messages, {len(image_sizes)} sizes"
@@ -100,6 +109,19 @@ class PromptBuilder:
         num_image_tokens = sum(placeholder.length for placeholder in placeholders)
         assert token_ids.count(self._image_token_id) == num_image_tokens, "an image token came from text"
         return Prompt(token_ids=token_ids, placeholders=placeholders)
+
+
+def _with_decoded_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Templates want the arguments of calls as objects, which on the wire are JSON in a string; what is none stays."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"]["arguments"]
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            arguments = msgspec.json.decode(arguments)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}
 
 
 class _Writer:

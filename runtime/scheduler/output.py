@@ -1,6 +1,6 @@
 """What the scheduler decided for one step. Frozen: the executor obeys and adds nothing. No tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from runtime.request import TokenLogprobs
 
@@ -59,7 +59,9 @@ class SampledToken:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
     """`tokens` by request_id for every scheduled request with `is_sampling`; `failed`: request_id to an error message,
-    for requests that the executor could not run (the others went on)."""
+    for requests that the executor could not run (the others went on); `refused`: the same, where the request itself was
+    at fault."""
 
     tokens: dict[str, SampledToken]
     failed: dict[str, str]
+    refused: dict[str, str] = field(default_factory=dict)

@@ -25,9 +25,10 @@ from runtime.stats import EngineStats
 class Scheduler:
     """Decides what each step computes, and when a request ends.
 
-    A token of `eos_token_ids` (unless the request ignores them) or of its own `stop_token_ids` ends a request with
-    "stop" and is *not* among its `new_token_ids`; it counts as a generated token in the counters. `max_tokens`, and
-    `max_model_len` where that comes earlier, end it with "length". Where one token does both, "stop" is said.
+    A token of `eos_token_ids` (unless the request ignores them and has no grammar) or of its own `stop_token_ids` ends
+    a request with "stop" and is *not* among its `new_token_ids`; it counts as a generated token in the counters.
+    `max_tokens`, and `max_model_len` where that comes earlier, end it with "length". Where one token does both, "stop"
+    is said.
 
     Args:
         limits: of a request and of a step.
@@ -105,7 +106,7 @@ class Scheduler:
             encoder_cache_tokens=self._encoder_cache.capacity_tokens,
         )
         stop_token_ids = frozenset(request.sampling.stop_token_ids)
-        if not request.sampling.ignore_eos:
+        if not request.sampling.ignore_eos or request.sampling.grammar is not None:
             stop_token_ids |= self._eos_token_ids
         state = RequestState(
             request,
@@ -163,7 +164,8 @@ class Scheduler:
             state = self._states.get(part.request_id)
             if state is None:
                 continue
-            error = result.failed.get(part.request_id)
+            refusal = result.refused.get(part.request_id)
+            error = result.failed.get(part.request_id, refusal)
             if error is None:
                 self._advance(state, part.num_computed_tokens + part.num_scheduled_tokens)
                 if not part.is_sampling:
@@ -174,7 +176,7 @@ class Scheduler:
                     has_finished = has_finished or state.finish_reason is not None
                     continue
                 error = "the executor sampled no token"
-            outputs.append(self._fail(state, error))
+            outputs.append(self._fail(state, error, is_rejected=refusal is not None))
             has_finished = True
         if result.failed:
             for image in output.images:
@@ -379,12 +381,13 @@ class Scheduler:
             first_token_time=state.first_token_time,
         )
 
-    def _fail(self, state: RequestState, error: str) -> RequestOutput:
+    def _fail(self, state: RequestState, error: str, *, is_rejected: bool = False) -> RequestOutput:
         self._finish(state, "error")
         return RequestOutput(
             request_id=state.request_id,
             finish_reason="error",
             error=error,
+            is_rejected=is_rejected,
             num_cached_tokens=state.num_cached_tokens,
             scheduled_time=state.scheduled_time,
             first_token_time=state.first_token_time,

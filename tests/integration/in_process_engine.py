@@ -17,12 +17,14 @@ from runtime.executor.batch import StepBuffers
 from runtime.executor.decoder_program import DecoderInputs, step_max_seqs
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderProgram, EncoderRunner, StaticEncoderInputs
+from runtime.executor.grammar_masks import GrammarMasks
 from runtime.executor.graph_backend import EmulatedBackend
 from runtime.executor.graphs import GraphSet, decoder_buckets, encoder_buckets
 from runtime.executor.kv_cache import KVCache, kv_layout
 from runtime.executor.model_runner import ModelRunner
 from runtime.model.loader import LoadedModel, load_model
 from runtime.model.sdpa import PagedSdpaAttention
+from runtime.processing.grammar_compiler import GrammarCompiler
 from runtime.request import Request, RequestOutput
 from runtime.scheduler.output import SchedulerOutput
 from runtime.scheduler.scheduler import Scheduler
@@ -76,6 +78,9 @@ class EngineFactory:
     def __init__(self, directory: Path) -> None:
         self.config: ModelConfig = read_model_config(directory)
         self._processor = read_processor_config(directory)
+        self.grammars = GrammarCompiler.from_checkpoint(
+            directory, vocab_size=self.config.text.vocab_size, eos_token_ids=self.config.eos_token_ids
+        )
         self._model: LoadedModel = load_model(directory, self.config, dtype=torch.float32, device=CPU)
 
     def build(self, *, num_blocks: int = 256, **settings: object) -> InProcessEngine:
@@ -117,6 +122,7 @@ class EngineFactory:
             pixels_per_token_side=vision.pixels_per_token_side,
             seed=engine.seed,
             device=CPU,
+            grammars=GrammarMasks(self.grammars, num_rows=engine.max_num_seqs, device=CPU),
         )
         decoder_graphs: GraphSet[DecoderInputs] = GraphSet(
             "decoder", buckets, backend=EmulatedBackend() if buckets else None, strict=True

@@ -276,7 +276,7 @@ def test_fields_may_be_null_and_unknown_ones_are_ignored(server: RunningServer) 
     )  # fmt: skip
     assert server.post(chat(**fields)).status_code == 200
     ignored = {"user": "me", "metadata": {"a": "b"}, "store": True, "reasoning_effort": "low", "chat_template": "{{x}}"}
-    accepted = {"modalities": ["text"], "response_format": {"type": "text"}, "tools": [{}], "tool_choice": "auto"}
+    accepted = {"modalities": ["text"], "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto"}
     assert server.post(chat(**ignored, **accepted)).status_code == 200
 
 

@@ -178,7 +178,7 @@ def test_fields_out_of_range_name_themselves(server: RunningServer) -> None:
     assert error_of(server.post(chat(stop=["x"] * 10**5)), 400)["param"] == "stop"
     assert error_of(server.post(chat([])), 400)["param"] == "messages[0].content"
     assert error_of(server.post(chat([{"type": "video_url"}])), 400)["param"] == "messages[0].content[0].type"
-    error = error_of(server.post(chat(tools=[{}], tool_choice="required")), 400)
+    error = error_of(server.post(chat(tools=[], tool_choice="required")), 400)
     assert error["param"] == "tool_choice"
 
 

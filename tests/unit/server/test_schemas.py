@@ -21,6 +21,8 @@ def refusal(document: Any) -> InvalidRequestError:
     return from_validation(caught.value.errors(include_url=False, include_input=False))
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 
 
@@ -53,8 +55,14 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         (message(role="user", content=[{"type": "image_embeds"}]), "messages[0].content[0].type"),
         (message(role="system", content=[IMAGE]), "messages[0].content[0]"),
         (message(role="assistant", content=[IMAGE]), "messages[0].content[0]"),
-        (message(role="tool", content="x", tool_call_id="1"), "messages[0].role"),
-        (message(role="assistant", content="x", tool_calls=[{}]), "messages[0].tool_calls"),
+        (message(role="tool", content="x"), "messages[0].tool_call_id"),
+        (message(role="tool", tool_call_id="1"), "messages[0].content"),
+        (message(role="function", content="x"), "messages[0].name"),
+        (message(role="assistant", tool_calls=[]), "messages[0].content"),
+        (message(role="assistant", tool_calls=[{}]), "messages[0].tool_calls[0].id"),
+        (message(role="assistant", tool_calls=[{"id": "1", "type": "x"}]), "messages[0].tool_calls[0].type"),
+        (message(role="user", content="x", tool_calls=[CALL]), "messages[0].tool_calls"),
+        (message(role="user", content="x", function_call=CALL["function"]), "messages[0].function_call"),
         (body(temperature=2.1), "temperature"),
         (body(temperature="1"), "temperature"),
         (body(temperature=True), "temperature"),
@@ -76,11 +84,40 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         (body(max_completion_tokens=-1), "max_completion_tokens"),
         (body(stream="yes"), "stream"),
         (body(stream_options={"include_usage": True}), "stream_options"),
-        (body(response_format={"type": "json_object"}), "response_format.type"),
+        (body(response_format={"type": "json_schema"}), "response_format.json_schema"),
+        (
+            body(response_format={"type": "json_schema", "json_schema": {"name": "n"}}),
+            "response_format.json_schema.schema",
+        ),
+        (
+            body(response_format={"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}),
+            "response_format.json_schema.name",
+        ),
+        (
+            body(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": []}}),
+            "response_format.json_schema.schema",
+        ),
         (body(response_format={"type": "xml"}), "response_format.type"),
-        (body(tools=[{}], tool_choice="required"), "tool_choice"),
-        (body(tools=[{}], tool_choice={"type": "function"}), "tool_choice"),
-        (body(functions=[{}], function_call={"name": "f"}), "function_call"),
+        (body(tools=[{}]), "tools[0].type"),
+        (body(tools=[{"type": "function"}]), "tools[0].function"),
+        (body(tools=[{"type": "custom", "custom": {"name": "f"}}]), "tools[0].type"),
+        (body(tools=[{"type": "function", "function": {"name": "a b"}}]), "tools[0].function.name"),
+        (body(tools=[{"type": "function", "function": {"name": "f" * 65}}]), "tools[0].function.name"),
+        (
+            body(tools=[{"type": "function", "function": {"name": "f", "parameters": []}}]),
+            "tools[0].function.parameters",
+        ),
+        (
+            body(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}]),
+            "tools[0].function.parameters.type",
+        ),
+        (body(tools=[TOOL] * 129), "tools"),
+        (body(tools=[TOOL], tool_choice="sometimes"), "tool_choice"),
+        (body(tools=[TOOL], tool_choice=5), "tool_choice"),
+        (body(tools=[TOOL], tool_choice={"type": "function"}), "tool_choice.function"),
+        (body(tools=[TOOL], tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools"),
+        (body(functions=[{}]), "functions[0].name"),
+        (body(functions=[TOOL["function"]], function_call={}), "function_call.name"),
         (body(modalities=["text", "audio"]), "modalities"),
         (body(audio={"voice": "x"}), "audio"),
         (body(top_k=-2), "top_k"),
@@ -104,7 +141,16 @@ def test_refused_field_is_named(document: Any, param: str) -> None:
         body(stop=[]),
         body(logprobs=True, top_logprobs=20),
         body(stream=True, stream_options={"include_usage": True, "include_obfuscation": False}),
-        body(tools=[{}], tool_choice="auto"),
+        body(tools=[TOOL], tool_choice="auto", parallel_tool_calls=False),
+        body(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}),
+        body(tools=[TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}),
+        body(functions=[TOOL["function"]], function_call={"name": "f"}),
+        body(response_format={"type": "json_object"}),
+        body(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": True}}),
+        message(role="assistant", content=None, tool_calls=[CALL]),
+        message(role="assistant", function_call=CALL["function"]),
+        message(role="tool", content="x", tool_call_id="1"),
+        message(role="function", content="x", name="f"),
         body(tools=[], tool_choice="none"),
         body(response_format={"type": "text"}),
         body([{"type": "text", "text": "x", "prompt_cache_breakpoint": {}}, IMAGE]),
