@@ -40,7 +40,8 @@ ENV PATH=/opt/fovea/bin:${PATH} \
     HF_HOME=/cache/huggingface \
     TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
     TRITON_CACHE_DIR=/cache/triton \
-    FLASHINFER_WORKSPACE_BASE=/cache/flashinfer
+    FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+    SOURCE_REVISION=${REVISION}
 VOLUME /cache
 USER 10001:10001
 EXPOSE 8000
@@ -50,7 +51,8 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
 ENTRYPOINT ["fovea"]
 CMD ["serve", "--host", "0.0.0.0"]
 
-# ---- CUDA: FlashInfer and `--compile` build kernels at first use, so nvcc, a host compiler and Python's headers stay
+# ---- CUDA: `--compile`, and FlashInfer for other head widths, build kernels at first use: nvcc, a host compiler and
+# Python's headers stay
 FROM ${CUDA_IMAGE} AS cuda-base
 ENV DEBIAN_FRONTEND=noninteractive
 # The base image is pinned, and with it the distribution's release; its security updates are wanted as they are.
@@ -66,6 +68,11 @@ COPY --from=wheel /wheels /wheels
 RUN --mount=type=cache,target=/root/.cache/pip \
     wheel="$(echo /wheels/*.whl)" \
     && /opt/fovea/bin/pip install --constraint /src/constraints.txt "${wheel}[cuda]"
+# FlashInfer's modules for these GPUs, compiled now instead of at the first start (nvcc, no GPU needed).
+ARG FLASHINFER_CUDA_ARCH_LIST="8.0 8.6 8.9 9.0a 10.0a 12.0a"
+RUN FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer FLASHINFER_CUDA_ARCH_LIST="${FLASHINFER_CUDA_ARCH_LIST}" \
+    /opt/fovea/bin/python -m runtime.kernel_modules \
+    && rm -rf /tmp/flashinfer
 
 FROM cuda-base AS cuda
 ARG VERSION=0.1.0
@@ -84,7 +91,8 @@ ENV PATH=/opt/fovea/bin:${PATH} \
     HF_HOME=/cache/huggingface \
     TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
     TRITON_CACHE_DIR=/cache/triton \
-    FLASHINFER_WORKSPACE_BASE=/cache/flashinfer
+    FLASHINFER_WORKSPACE_BASE=/cache/flashinfer \
+    SOURCE_REVISION=${REVISION}
 VOLUME /cache
 USER 10001:10001
 EXPOSE 8000

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 DEMO_MODEL = "demo"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -79,8 +81,10 @@ class ProcessorConfig:
     image_std: tuple[float, float, float]
 
 
-def locate_model(model: str) -> Path:
+def locate_model(model: str, revision: str | None = None) -> Path:
     """The directory of MODEL: `demo`, a directory, or a hub name (downloaded unless `HF_HUB_OFFLINE` forbids it).
+
+    `revision`: commit, tag or branch of a hub name; a directory has none.
 
     Raises:
         CheckpointError: there is no such directory, and the hub does not give it.
@@ -98,9 +102,33 @@ def locate_model(model: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(f"model {model!r} could not be had from the hub: {type(error).__name__}") from error
+        at = "" if revision is None else f" at revision {revision!r}"
+        raise CheckpointError(f"model {model!r}{at} could not be had from the hub: {type(error).__name__}") from error
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The files of weights: `model.safetensors`, or those that the index names.
+
+    Raises:
+        CheckpointError: one of them is missing.
+    """
+    if (directory / INDEX_FILE).exists():
+        weight_map = read_json(directory / INDEX_FILE).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map")
+        paths = [directory / str(name) for name in sorted(set(weight_map.values()))]
+    else:
+        paths = [directory / SINGLE_FILE]
+        if not paths[0].exists():
+            raise CheckpointError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+    absent = [path.name for path in paths if not path.exists()]
+    if absent:
+        shown = ", ".join(absent[:5]) + (", ..." if len(absent) > 5 else "")
+        raise CheckpointError(f"{directory} lacks files that {INDEX_FILE} names: {len(absent)} missing ({shown})")
+    return paths
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -30,6 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Everything the engine can be told. `None` means: derived by `resolve_config`."""
 
     model: str = "demo"
+    # Of a hub name: a commit, tag or branch; `None`: the main branch.
+    revision: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: int = 0

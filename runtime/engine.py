@@ -109,6 +109,7 @@ class Engine:
         self._grammar_queue = GrammarQueue(grammars) if grammars is not None else None
         self._num_steps = 0
         self._num_failed_steps = 0
+        self._num_step_sequences = 0
         self._step_seconds = 0.0
 
     @property
@@ -173,6 +174,8 @@ class Engine:
         stats = EngineStats(
             unplanned_bytes=self._recent_unplanned_bytes(),
             num_steps=self._num_steps,
+            num_failed_steps=self._num_failed_steps,
+            num_step_sequences=self._num_step_sequences,
             step_seconds=self._step_seconds,
             graphs={graphs.family: graphs.counts for graphs in self._graphs},
         )
@@ -211,6 +214,7 @@ class Engine:
         if output.is_empty:
             return self._scheduler.update(output, StepResult(tokens={}, failed={}))
         self._num_steps += 1
+        self._num_step_sequences += len(output.requests)
         try:
             result = self._runner.run(output)
         except EngineFatalError:

@@ -229,7 +229,7 @@ def _device(config: EngineConfig) -> Device:
 
 
 def _resolve(config: EngineConfig) -> tuple[ModelConfig, ResolvedConfig, Path]:
-    directory = locate_model(config.model)
+    directory = locate_model(config.model, config.revision)
     model_config = read_model_config(directory)
     return model_config, resolve_config(config, model_config, read_processor_config(directory)), directory
 

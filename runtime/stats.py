@@ -112,6 +112,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
     # Counters.
     num_steps: int = 0
+    num_failed_steps: int = 0
+    num_step_sequences: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_preemptions: int = 0

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from runtime.client import EngineClient
+from server import page, status
 from server.errors import (
     ApiError,
     InternalServerError,
@@ -42,6 +43,10 @@ def create_app(engine_client: EngineClient, settings: Settings) -> FastAPI:
     )  # fmt: skip
     app.state.service = service
     app.include_router(router)
+    if settings.web:
+        app.state.page = page.Page()
+        app.include_router(status.router)
+        app.include_router(page.router)
     app.add_middleware(RequestContextMiddleware, metrics=service.metrics, lifecycle=service.lifecycle)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

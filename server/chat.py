@@ -211,10 +211,14 @@ class ChatService:
         metrics.request_generation_tokens.observe(num_tokens)
         metrics.inter_token_latency.observe_many(gaps)
         if last is not None and last.scheduled_time is not None:
+            now = time.time()
             metrics.queue_time.observe(max(0.0, last.scheduled_time - request.arrival_time))
+            metrics.inference_time.observe(max(0.0, now - last.scheduled_time))
             if last.first_token_time is not None:
                 metrics.prefill_time.observe(max(0.0, last.first_token_time - last.scheduled_time))
-                metrics.decode_time.observe(max(0.0, time.time() - last.first_token_time))
+                metrics.decode_time.observe(max(0.0, now - last.first_token_time))
+        if num_tokens > 1:
+            metrics.time_per_output_token.observe(sum(gaps) / (num_tokens - 1))
 
 
 class ChoiceReader:

@@ -15,7 +15,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=FlagParser)
     serve = commands.add_parser("serve", help="serve a model over HTTP")
     plan = commands.add_parser("plan", help="start the engine, print its memory plan and graphs, and exit")
-    for command in (serve, plan):
+    download = commands.add_parser("download", help="fetch a model from the hub, print its directory, and exit")
+    for command in (serve, plan, download):
         add_settings_flags(command)
     plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
     bench = commands.add_parser("bench", help="measure a server")
@@ -28,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_serve(arguments, serve)
         case "plan":
             return run_plan(arguments, plan)
+        case "download":
+            return run_download(arguments, download)
         case "bench":
             return run_bench(arguments)
         case _:
@@ -63,6 +66,23 @@ def run_plan(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         print(f"fovea plan: {error}", file=sys.stderr)
         return 1
     print(plan_json(info) if arguments.json else plan_tables(info))
+    return 0
+
+
+def run_download(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """With the settings of `serve`, so that what is fetched is what will be served with HF_HUB_OFFLINE=1. Where that is
+    set here too, nothing is fetched: the exit code says whether the model is there and whole."""
+    settings = settings_from(arguments, parser)
+
+    from runtime.checkpoint import CheckpointError, locate_model, weight_files
+
+    try:
+        directory = locate_model(settings.model, settings.revision)
+        weight_files(directory)
+        print(directory)
+    except CheckpointError as error:
+        print(f"fovea download: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

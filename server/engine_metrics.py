@@ -20,10 +20,11 @@ BUCKET_STATES = ("captured", "capture_failed", "self_test_failed")
 class EngineCollector(Collector):
     """A Prometheus collector over an engine client. `model_name` is the served name."""
 
-    def __init__(self, client: EngineClient, *, model_name: str, version: str) -> None:
+    def __init__(self, client: EngineClient, *, model_name: str, version: str, revision: str = "unknown") -> None:
         self._client = client
         self._model_name = model_name
         self._version = version
+        self._revision = revision
 
     def collect(self) -> Iterable[Metric]:
         info, stats = self._client.info, self._client.stats
@@ -45,10 +46,11 @@ class EngineCollector(Collector):
     def _build(self, info: EngineInfo | None) -> Metric:
         family = GaugeMetricFamily(
             "fovea_build_info", "What runs here; always 1.",
-            labels=["version", "python", "model", "device", "dtype", "attention_backend", "encoder_attention_backend"],
+            labels=["version", "revision", "python", "model", "device", "dtype", "attention_backend",
+                    "encoder_attention_backend"],
         )  # fmt: skip
         engine = (info.device, info.dtype, info.attention_backend, info.encoder_attention_backend) if info else [""] * 4
-        family.add_metric([self._version, platform.python_version(), self._model_name, *engine], 1)
+        family.add_metric([self._version, self._revision, platform.python_version(), self._model_name, *engine], 1)
         return family
 
 
@@ -62,9 +64,13 @@ def scheduler_metrics(stats: EngineStats, info: EngineInfo | None) -> Iterable[M
     yield gauge("kv_cache_used_blocks", "KV blocks in use.", stats.num_blocks_used)
     block_size = info.memory.block_size if info else 0
     yield gauge("kv_cache_block_size_tokens", "Tokens in one KV block.", block_size)
+    block_bytes = info.memory.block_bytes if info else 0
+    yield gauge("kv_cache_block_size_bytes", "Bytes of one KV block.", block_bytes)
     yield gauge("max_model_len_tokens", "Most tokens of one sequence.", info.max_model_len if info else 0)
     yield counter("engine_steps_total", "Steps of the engine.", stats.num_steps)
     yield counter("engine_step_seconds_total", "Time spent in steps.", stats.step_seconds)
+    yield counter("engine_step_sequences_total", "Sequences in all steps; per step: batch.", stats.num_step_sequences)
+    yield counter("engine_failed_steps_total", "Steps that failed with their requests.", stats.num_failed_steps)
     yield counter("engine_prompt_tokens_total", "Prompt tokens computed.", stats.num_prompt_tokens)
     yield counter("engine_generation_tokens_total", "Tokens sampled.", stats.num_generation_tokens)
     yield counter(

@@ -73,6 +73,7 @@ class ChatExchange(Response):
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._is_started:
+            self._metrics.stream_errors.inc()
             # A client that does not read would hold us here for ever; uvicorn closes the connection instead.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FAREWELL_SECONDS):

@@ -22,6 +22,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
 
 METAVARS = {
     "host": "ADDRESS",
+    "revision": "REVISION",
     "limit_mm_per_prompt": "image=N",
     "served_model_name": "NAME[,NAME]",
     "encoder_graph_budgets": "N[,N]",

@@ -20,14 +20,18 @@ PIXELS = tuple(float(1 << power) for power in range(10, 27, 2))
 class Histogram(Collector):
     """Counts observations into buckets with inclusive upper bounds, as Prometheus defines them."""
 
-    def __init__(self, name: str, documentation: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
+    def __init__(
+        self, name: str, documentation: str, bounds: Sequence[float], registry: CollectorRegistry | None
+    ) -> None:
+        """`registry` is None for one that is a part of a `LabelledHistogram`."""
         assert list(bounds) == sorted(set(bounds)), bounds
         self._name = name
         self._documentation = documentation
         self._bounds = tuple(float(bound) for bound in bounds)
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
-        registry.register(self)
+        if registry is not None:
+            registry.register(self)
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
@@ -46,11 +50,35 @@ class Histogram(Collector):
         return sum(self._counts)
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._documentation)
+        self.add_to(family, [])
+        yield family
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Adds these counts to `family` under the label values `labels`."""
         cumulative = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
             cumulative += count
             buckets.append((bound, float(cumulative)))
-        family = HistogramMetricFamily(self._name, self._documentation)
-        family.add_metric([], buckets, sum_value=self._sum)
+        family.add_metric(labels, buckets, sum_value=self._sum)
+
+
+class LabelledHistogram(Collector):
+    """A histogram for each of the known values of one label. `children` are bound once and looked up by value."""
+
+    def __init__(
+        self, name: str, documentation: str, bounds: Sequence[float], label: str, values: Iterable[str],
+        registry: CollectorRegistry,
+    ) -> None:  # fmt: skip
+        self.children = {value: Histogram(name, documentation, bounds, None) for value in values}
+        self._name = name
+        self._documentation = documentation
+        self._label = label
+        registry.register(self)
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
+        for value, child in self.children.items():
+            child.add_to(family, [value])
         yield family

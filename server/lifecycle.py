@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Literal
 
 ServicePhase = Literal["starting", "ready", "draining", "dead"]
+PHASES: tuple[ServicePhase, ...] = ("starting", "ready", "draining", "dead")
 AbortReason = Literal["disconnect", "timeout", "drain", "engine_dead"]
 ABORT_REASONS: tuple[AbortReason, ...] = ("disconnect", "timeout", "drain", "engine_dead")
 

@@ -14,7 +14,9 @@ logger = logging.getLogger("server.access")
 # nginx's number for a client that left before its answer; it is never sent.
 CLIENT_CLOSED_REQUEST = 499
 # Scraped and probed every few seconds: a line for each would drown the others.
-QUIET_HANDLERS = frozenset({"/metrics", "/health", "/health/live", "/health/ready", "/livez", "/readyz"})
+QUIET_HANDLERS = frozenset(
+    {"/metrics", "/health", "/health/live", "/health/ready", "/livez", "/readyz", "/web/status", "/web/{name}"}
+)
 
 
 class RequestContextMiddleware:
@@ -56,7 +58,8 @@ class RequestContextMiddleware:
             route = scope.get("route")
             handler = getattr(route, "path_format", None) if route is not None else None
             handler = handler if handler in HANDLERS else "other"
-            self._metrics.count_http(handler, status)
+            seconds = time.perf_counter() - start
+            self._metrics.count_http(handler, status, seconds)
             logger.log(
                 logging.DEBUG if handler in QUIET_HANDLERS and status < 400 else logging.INFO,
                 "request",
@@ -65,6 +68,6 @@ class RequestContextMiddleware:
                     "method": scope["method"] if handler != "other" else None,
                     "handler": handler,
                     "status": status,
-                    "seconds": round(time.perf_counter() - start, 6),
+                    "seconds": round(seconds, 6),
                 },
             )

@@ -148,6 +148,7 @@ class PromptPreparer:
                 continue
             self._metrics.count_image(source, "unknown", "rejected")
             if isinstance(result, ImageError):
+                self._metrics.images_rejected[result.code].inc()
                 message = result.message[:1].upper() + result.message[1:] + "."
                 result = InvalidImageError(message, param=param, code=result.code)
             failure = failure or result

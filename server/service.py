@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -19,6 +20,9 @@ from server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+# Set by the container image: the commit that it was built from.
+REVISION_VARIABLE = "SOURCE_REVISION"
+
 
 class Service:
     """One application's parts. `start` returns at once; the lifecycle says when requests are taken."""
@@ -29,7 +33,14 @@ class Service:
         self.version = project_version()
         self.created = int(time.time())
         self.lifecycle = Lifecycle()
-        self.metrics = Metrics(client, self.lifecycle, model_name=settings.model_names[0], version=self.version)
+        self.metrics = Metrics(
+            client,
+            self.lifecycle,
+            model_name=settings.model_names[0],
+            version=self.version,
+            revision=os.environ.get(REVISION_VARIABLE) or "unknown",
+            aliases=settings.metrics_aliases,
+        )
         self.chat = ChatService(client, settings, self.metrics)
         self._watcher: asyncio.Task[None] | None = None
         self._prompts: PromptPreparer | None = None
@@ -73,7 +84,7 @@ class Service:
         self.lifecycle.die(reason)
 
     async def _load_model_side(self) -> None:
-        directory = await asyncio.to_thread(locate_model, self.settings.model)
+        directory = await asyncio.to_thread(locate_model, self.settings.model, self.settings.revision)
         self._prompts = await PromptPreparer.load(directory, self.settings, self.metrics)
         defaults = await asyncio.to_thread(SamplingDefaults.from_checkpoint, directory)
         self.chat.model_side = ModelSide(prompts=self._prompts, sampling_defaults=defaults, grammars=self._grammars)

@@ -80,6 +80,7 @@ class Settings(BaseSettings):
     )
 
     model: str = Field("demo", description="directory, hub name (owner/name), or demo")
+    revision: str | None = Field(None, description="commit, tag or branch of a hub name")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the engine runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="type of weights and KV cache")
     seed: int = Field(0, description="seed of requests that bring none")
@@ -123,6 +124,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     served_model_name: Names = Field((), description="names of the model in the API; the first one is reported")
+    web: bool = Field(True, description="serve the built-in page at /")
     max_body_bytes: Bytes = Field(64 * MIB, ge=1, description="largest request body")
     max_queue_len: int = Field(256, ge=1, description="most requests that wait for the engine; beyond it: 429")
     request_timeout_seconds: float = Field(600, gt=0, description="longest life of a request")
@@ -131,6 +133,9 @@ class Settings(BaseSettings):
     max_image_bytes: Bytes = Field(20 * MIB, ge=1, description="largest picture as sent")
     max_image_pixels: int = Field(64_000_000, ge=1, description="largest picture before it is reduced")
     image_workers: int | None = Field(None, ge=1, description="processes that decode pictures")
+    metrics_aliases: Literal["none", "vllm"] = Field(
+        "none", description="vllm: also export the vllm:* names that gateways, scalers and dashboards query"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe lines logged")
     log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else json")
 

@@ -8,15 +8,17 @@ from collections.abc import Mapping
 
 from grafana_foundation_sdk.builders import barchart, bargauge, common, prometheus, stat, timeseries
 from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import heatmap as heatmaps
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models import heatmap as heatmap_models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 # Every series of the chosen processes. `instance` depends on model, namespace and pod: the chain of variables filters
 # without a join, and works where there are no pods.
 CHOSEN = 'instance=~"$instance"'
-QUANTILES = (0.5, 0.9, 0.99)
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
 PANEL_HEIGHT = 8
 STAT_HEIGHT = 4
 
@@ -74,17 +76,45 @@ def graph(
     return panel
 
 
-def quantiles(title: str, histogram: str, *, description: str, span: int = 8) -> timeseries.Panel:
-    """p50, p90, p99 and the mean of a histogram of seconds."""
+def quantiles(title: str, histogram: str, *, description: str, unit: str = "s", span: int = 8) -> timeseries.Panel:
+    """p50, p90, p95, p99 and the mean of a histogram."""
     queries = {f"p{level * 100:g}": quantile(level, histogram) for level in QUANTILES}
     queries["mean"] = ratio(rate(f"{histogram}_sum"), rate(f"{histogram}_count"))
-    return graph(title, queries, unit="s", description=description, span=span)
+    return graph(title, queries, unit=unit, description=description, span=span)
 
 
 def stacked(title: str, queries: Mapping[str, str], *, unit: str, description: str, span: int = 8) -> timeseries.Panel:
     """Like `graph`, the series stacked on each other."""
     panel = graph(title, queries, unit=unit, description=description, span=span)
     return panel.fill_opacity(40).stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
+
+
+def heatmap(title: str, histogram: str, *, unit: str, description: str, span: int = 8) -> heatmaps.Panel:
+    """How a histogram's observations spread over its buckets, over time. `unit` is that of the observations."""
+    increase = f"sum by (le) (increase({series(f'{histogram}_bucket')}[$__rate_interval]))"
+    return (
+        heatmaps.Panel()
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .unit(unit)
+        .calculate(False)
+        .y_axis(heatmaps.YAxisConfig().unit(unit).axis_placement(common_models.AxisPlacement.LEFT))
+        .color(
+            heatmaps.HeatmapColorOptions()
+            .mode(heatmap_models.HeatmapColorMode.SCHEME)
+            .scheme("Blues")
+            .steps(64)
+            .reverse(False)
+            .fill("dark-blue")
+            .exponent(0.5)
+        )
+        .show_value(common_models.VisibilityMode.NEVER)
+        .filter_values(heatmaps.FilterValueRange().le(1e-9))
+        .with_target(query(increase, "{{le}}", "A").format(PromQueryFormat.HEATMAP))
+        .height(PANEL_HEIGHT)
+        .span(span)
+    )
 
 
 def number(

@@ -13,16 +13,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from runtime.checkpoint import CheckpointError, ModelConfig, ProcessorConfig, read_json, read_processor_config
+from runtime.checkpoint import CheckpointError, ModelConfig, ProcessorConfig, read_processor_config, weight_files
 from runtime.model.attention import EncoderAttention
 from runtime.model.layers import Place, WeightTargets
 from runtime.model.qwen2_5_vl_text import TextDecoder
 from runtime.model.qwen2_5_vl_vision import VisionEncoder
 from runtime.model.registry import family
 from runtime.model.sdpa import SdpaEncoderAttention
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 # Old checkpoints hold these tables, which are computed from the configuration.
 COMPUTED_SUFFIX = ".inv_freq"
@@ -131,7 +128,7 @@ def _fill(
 
 def _tensors(directory: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Names, and what maps the tensor of that name into memory, file by file."""
-    for path in _weight_files(directory):
+    for path in weight_files(directory):
         try:
             with safe_open(path, framework="pt") as file:
                 names: list[str] = file.keys()
@@ -139,22 +136,6 @@ def _tensors(directory: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
                     yield name, partial(file.get_tensor, name)
         except SafetensorError as error:
             raise CheckpointError(f"{path} is no complete safetensors file: {error}") from error
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    if (directory / INDEX_FILE).exists():
-        weight_map = read_json(directory / INDEX_FILE).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map")
-        paths = [directory / str(name) for name in sorted(set(weight_map.values()))]
-    else:
-        paths = [directory / SINGLE_FILE]
-        if not paths[0].exists():
-            raise CheckpointError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
-    absent = [path.name for path in paths if not path.exists()]
-    if absent:
-        raise CheckpointError(f"{directory} lacks files that {INDEX_FILE} names: {_names(absent, 'missing')}")
-    return paths
 
 
 def _names(names: Collection[str], what: str) -> str:

@@ -27,20 +27,26 @@ KUBERNETES = DEPLOY / "kubernetes"
 BASE = KUBERNETES / "base"
 OVERLAYS = sorted(path.parent for path in KUBERNETES.glob("overlays/*/kustomization.yaml"))
 COMPONENTS = sorted(path.parent for path in KUBERNETES.glob("components/*/kustomization.yaml"))
-# Kinds of the Prometheus operator: no published package carries their schemas, so tests check their fields.
-CUSTOM_GROUPS = ("monitoring.coreos.com/",)
+# Groups that are not Kubernetes' own; test_custom_objects.py validates their kinds.
+CUSTOM_GROUPS = (
+    "monitoring.coreos.com/",
+    "keda.sh/",
+    "inference.networking.k8s.io/",
+    "gateway.networking.k8s.io/",
+)
 
 Object = dict[str, Any]
 
 
-def tool(name: str) -> str:
+def tool(name: str, *, comes_with: str = "make install") -> str:
     """Path of a program that the development dependencies bring, or that is installed on the machine.
 
-    Their wheels exist for Linux and macOS. Elsewhere the test is skipped, but never in CI.
+    Their wheels exist for Linux and macOS, Debian's packages on Debian. Elsewhere the test is skipped, but never in CI.
     """
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin")
+    found = shutil.which(name, path=os.pathsep.join(folders))
     if found is None:
-        reason = f"{name} is not installed: make install brings it"
+        reason = f"{name} is not installed: {comes_with} brings it"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
@@ -74,6 +80,17 @@ def only(objects: Sequence[Object], kind: str) -> Object:
     found = [item for item in objects if item["kind"] == kind]
     assert len(found) == 1, (kind, [item["metadata"]["name"] for item in found])
     return found[0]
+
+
+def named(objects: Sequence[Object], kind: str, name: str) -> Object:
+    """The object of a kind and name."""
+    return only([item for item in objects if item["metadata"]["name"] == name], kind)
+
+
+def config_map(objects: Sequence[Object]) -> Object:
+    """The ConfigMap of the application's variables."""
+    maps = [item for item in objects if item["kind"] == "ConfigMap"]
+    return only([item for item in maps if any(key.startswith("FOVEA_") for key in item["data"])], "ConfigMap")
 
 
 def pod_of(objects: Sequence[Object]) -> Object:

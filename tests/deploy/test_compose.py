@@ -76,3 +76,17 @@ def test_grafana_is_provisioned_with_its_data_source_and_dashboard() -> None:
     folder = Path(provider["options"]["path"])
     shown = {Path(place).name for place in mounts("grafana") if Path(place).parent == folder}
     assert shown == {path.name for path in (DEPLOY / "dashboards").glob("*.json")}
+
+
+@pytest.mark.parametrize("file", ["prometheus.yml", "prometheus.local.yml"])
+def test_prometheus_loads_the_rules(file: str) -> None:
+    names = read_yaml(DEPLOY / "prometheus" / file)["rule_files"]
+    rules = {path.name for path in (DEPLOY / "rules").glob("*.yaml")}
+    assert {Path(name).name for name in names} == rules
+    for name in names:
+        if file == "prometheus.yml":
+            # As mounted, relative to the configuration.
+            source = mounts("prometheus")[f"/etc/prometheus/{name}"]
+            assert source == f"./rules/{Path(name).name}"
+        else:
+            assert (DEPLOY / "prometheus" / name).exists()

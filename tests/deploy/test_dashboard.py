@@ -1,35 +1,29 @@
-"""The Grafana dashboard: generated as checked in, and every query names series that the application exports."""
+"""The Grafana dashboards: generated as checked in, and every query names series that the application exports."""
 
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import promql_parser
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.manifests import DEPLOY, ROOT, answers
+from tests.deploy.queries import vector_selectors
 
-DASHBOARD = DEPLOY / "dashboards" / "fovea.json"
+FILES = sorted((DEPLOY / "dashboards").glob("*.json"))
+DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
 # Labels that scraping adds, and those that a query makes itself.
 TARGET_LABELS = {"job", "instance", "namespace", "pod"}
 # Exported for a process that has them; the platform decides (/proc).
-PROCESS_METRICS = {"process_resident_memory_bytes"}
+PROCESS_METRICS = {"process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"}
 VARIABLES = ("datasource", "model", "namespace", "pod", "instance")
-ROWS = (
-    "Overview",
-    "Traffic and errors",
-    "Latency",
-    "Tokens",
-    "Scheduler",
-    "Images",
-    "Graphs",
-    "Memory and start-up",
-)
+ROWS = {
+    "fovea-service": ("Overview", "Traffic and errors", "Latency", "Tokens", "Images", "HTTP process"),
+    "fovea-engine": ("Overview", "Scheduler", "Vision encoder", "Graphs", "Memory", "Start-up"),
+}
 # What the design names, beside the usual: a dashboard without them would miss its point.
 CARD = {
     "fovea_graph_hits_total",
@@ -47,18 +41,13 @@ CARD = {
 }
 
 Panel = dict[str, Any]
+PANELS = [
+    (name, panel) for name, content in DASHBOARDS.items() for panel in content["panels"] if panel["type"] != "row"
+]
 panels = pytest.mark.parametrize(
-    "panel",
-    [panel for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"] if panel["type"] != "row"],
-    ids=lambda panel: panel["title"],
+    "panel", [panel for _, panel in PANELS], ids=[f"{name}: {panel['title']}" for name, panel in PANELS]
 )
-
-
-@cache
-def dashboard() -> dict[str, Any]:
-    content = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    assert isinstance(content, dict)
-    return content
+dashboards = pytest.mark.parametrize("name", DASHBOARDS)
 
 
 @cache
@@ -75,26 +64,18 @@ def expressions(panel: Panel) -> list[str]:
     return [target["expr"] for target in panel["targets"]]
 
 
-def parsed(expression: str) -> promql_parser.Expr:
+def filled(expression: str) -> str:
     """The query as Prometheus would get it: Grafana's variables filled in."""
-    filled = expression.replace("$__rate_interval", "1m").replace("$instance", "127.0.0.1:8000")
-    assert not re.search(r"\$(?!1 )", filled), f"an unknown variable in {expression}"
-    return promql_parser.parse(filled)
-
-
-def nodes(expression: Any) -> Iterator[Any]:
-    """All nodes of a parsed query."""
-    yield expression
-    for name in ("lhs", "rhs", "expr", "vector_selector", "param"):
-        if (child := getattr(expression, name, None)) is not None:
-            yield from nodes(child)
-    for child in getattr(expression, "args", None) or ():
-        yield from nodes(child)
+    query = (
+        expression.replace("$__rate_interval", "1m").replace("$__range", "1h").replace("$instance", "127.0.0.1:8000")
+    )
+    assert not re.search(r"\$(?!1\b)", query), f"an unknown variable in {expression}"
+    return query
 
 
 def selectors(expression: str) -> list[tuple[str, set[str]]]:
     """Each metric that a query reads, with the labels that it matches."""
-    found = [node for node in nodes(parsed(expression)) if isinstance(node, promql_parser.VectorSelector)]
+    found = vector_selectors(filled(expression))
     named = [(str(node.name), {matcher.name for matcher in node.matchers.matchers}) for node in found]
     # The walk has missed nothing that looks like one of our metrics.
     assert sorted(name for name, _ in named) == sorted(re.findall(r"\b(?:fovea|process)_\w+", expression))
@@ -102,11 +83,15 @@ def selectors(expression: str) -> list[tuple[str, set[str]]]:
 
 
 def test_json_is_what_the_code_builds() -> None:
-    code = "import sys; from deploy.dashboards.build import build; sys.stdout.write(build())"
+    code = (
+        "import json; from deploy.dashboards.build import files; "
+        "print(json.dumps({path.name: text for path, text in files().items()}))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == DASHBOARD.read_text(encoding="utf-8"), "run python -m deploy.dashboards.build"
+    found = {path.name: path.read_text(encoding="utf-8") for path in FILES}
+    assert json.loads(done.stdout) == found, "run python -m deploy.dashboards.build"
 
 
 @panels
@@ -137,11 +122,12 @@ def test_groupings_and_legends_name_labels(panel: Panel) -> None:
 @panels
 def test_counters_are_rated_and_gauges_are_not(panel: Panel) -> None:
     for expression in expressions(panel):
-        rated = set(re.findall(r"rate\((\w+)\{", expression))
+        rated = set(re.findall(r"(?:rate|increase)\((\w+)\{", expression))
         for name, _ in selectors(expression):
             is_counter = re.search(r"_(total|bucket|sum|count)$", name) is not None
             assert (name in rated) == is_counter, expression
-        assert expression.count("rate(") == expression.count("[$__rate_interval]"), expression
+        windows = len(re.findall(r"\[\$__(?:rate_interval|range)\]", expression))
+        assert len(re.findall(r"\b(?:rate|increase)\(", expression)) == windows, expression
 
 
 @panels
@@ -154,22 +140,40 @@ def test_panels_have_unit_description_and_datasource_variable(panel: Panel) -> N
     assert len(set(references)) == len(references)
 
 
-def test_rows_variables_and_the_card_are_complete() -> None:
-    assert tuple(panel["title"] for panel in dashboard()["panels"] if panel["type"] == "row") == ROWS
-    assert tuple(variable["name"] for variable in dashboard()["templating"]["list"]) == VARIABLES
+@dashboards
+def test_rows_variables_and_identity(name: str) -> None:
+    content = DASHBOARDS[name]
+    assert tuple(panel["title"] for panel in content["panels"] if panel["type"] == "row") == ROWS[name]
+    assert tuple(variable["name"] for variable in content["templating"]["list"]) == VARIABLES
+    assert content["uid"] == name
+    (link,) = content["links"]
+    assert set(link["tags"]) <= set(content["tags"])
+
+
+def test_what_the_design_names_is_shown() -> None:
     shown = {
-        name
-        for panel in dashboard()["panels"]
-        for expression in (expressions(panel) if panel["type"] != "row" else ())
-        for name, _ in selectors(expression)
-    }
+        name for _, panel in PANELS for expression in expressions(panel) for name, _ in selectors(expression)
+    }  # fmt: skip
     assert shown >= CARD
+    kinds = {panel["type"] for _, panel in PANELS}
+    assert kinds >= {"heatmap", "timeseries", "stat", "barchart", "bargauge"}
 
 
-def test_variables_narrow_one_another_by_exported_labels() -> None:
+def test_heat_maps_read_buckets() -> None:
+    maps = [panel for _, panel in PANELS if panel["type"] == "heatmap"]
+    assert maps
+    for panel in maps:
+        (target,) = panel["targets"]
+        assert "_bucket{" in target["expr"]
+        assert target["format"] == "heatmap"
+        assert target["legendFormat"] == "{{le}}"
+
+
+@dashboards
+def test_variables_narrow_one_another_by_exported_labels(name: str) -> None:
     metric, labels = "fovea_build_info", exported()["fovea_build_info"] | TARGET_LABELS
     known: set[str] = set()
-    for variable in dashboard()["templating"]["list"][1:]:
+    for variable in DASHBOARDS[name]["templating"]["list"][1:]:
         query = re.fullmatch(r"label_values\((\w+)(?:\{(.*)\})?, (\w+)\)", variable["query"]["query"])
         assert query is not None
         assert query[1] == metric
@@ -178,14 +182,14 @@ def test_variables_narrow_one_another_by_exported_labels() -> None:
         known.add(variable["name"])
 
 
-def test_panels_do_not_overlap_and_have_identities() -> None:
+@dashboards
+def test_panels_do_not_overlap_and_have_identities(name: str) -> None:
     taken: set[tuple[int, int]] = set()
-    for panel in dashboard()["panels"]:
+    for panel in DASHBOARDS[name]["panels"]:
         place = panel["gridPos"]
         cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
         assert place["x"] + place["w"] <= 24, panel["title"]
         assert not cells & taken, panel["title"]
         taken |= cells
-    identities = [panel["id"] for panel in dashboard()["panels"]]
+    identities = [panel["id"] for panel in DASHBOARDS[name]["panels"]]
     assert len(set(identities)) == len(identities)
-    assert dashboard()["uid"] == "fovea"

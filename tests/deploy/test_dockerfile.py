@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from server.service import REVISION_VARIABLE
 from server.settings import load_settings
 from tests.deploy.manifests import BASE, ROOT, answers, objects_of, pod_of, tool
 
@@ -135,6 +136,24 @@ def test_cpu_image_has_no_compiler_and_no_cuda() -> None:
     assert "slim" in ARGUMENTS["PYTHON_IMAGE"]
     assert not any("apt-get" in rest for rest in values("cpu", "RUN"))
     assert any("/whl/cpu" in rest for rest in values("cpu-environment", "ARG"))
+
+
+def test_cuda_image_carries_compiled_modules_and_a_compiler() -> None:
+    compiling = [rest for rest in values("cuda-environment", "RUN") if "-m runtime.kernel_modules" in rest]
+    assert len(compiling) == 1
+    assert (ROOT / "runtime" / "kernel_modules.py").exists()
+    # Into the package, not into the volume: a volume hides what the image has there.
+    assert "FLASHINFER_WORKSPACE_BASE=/tmp/" in compiling[0]
+    assert any(rest.startswith("FLASHINFER_CUDA_ARCH_LIST=") for rest in values("cuda-environment", "ARG"))
+    order = [(word, rest) for word, rest in STAGES["cuda-environment"] if word == "RUN"]
+    assert order[-1][1] == compiling[0], "compiled before the package is installed"
+    assert "devel" in ARGUMENTS["CUDA_IMAGE"]
+
+
+@targets
+def test_image_says_from_which_commit_it_was_built(target: str) -> None:
+    assert environment(target)[REVISION_VARIABLE] == "${REVISION}"
+    assert "REVISION=unknown" in values(target, "ARG")
 
 
 @targets

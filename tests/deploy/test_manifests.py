@@ -1,6 +1,7 @@
 """The Kubernetes manifests: valid, safe by default, and in agreement with the application's routes and settings."""
 
 import os
+import re
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,9 @@ from tests.deploy.manifests import (
     OVERLAYS,
     Object,
     answers,
+    config_map,
     env_file,
+    named,
     objects_of,
     only,
     pod_of,
@@ -36,7 +39,7 @@ rendering = pytest.mark.parametrize("directory", [BASE, *OVERLAYS], ids=lambda p
 
 def settings_of(objects: Sequence[Object]) -> Settings:
     """The application's settings under the ConfigMap's variables. Unknown names and bad values are errors."""
-    return load_settings({}, environ=only(objects, "ConfigMap")["data"])
+    return load_settings({}, environ=config_map(objects)["data"])
 
 
 def validate(item: Object) -> None:
@@ -48,7 +51,10 @@ def validate(item: Object) -> None:
 def test_files_are_valid_objects() -> None:
     files = [item for directory in (BASE, *COMPONENTS) for item in objects_of(directory)]
     kinds = {item["kind"] for item in files}
-    assert kinds >= {"Deployment", "Service", "ServiceAccount", "PersistentVolumeClaim", "PodDisruptionBudget"}
+    assert kinds >= {
+        *("Deployment", "Service", "ServiceAccount", "PersistentVolumeClaim", "PodDisruptionBudget"),
+        *("NetworkPolicy", "Job", "HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule", "ScaledObject"),
+    }
     for item in files:
         validate(item)
 
@@ -90,10 +96,13 @@ def test_ports_agree_with_the_settings(directory: Path) -> None:
     container = pod_of(objects)["containers"][0]
     assert container["ports"] == [{"name": "http", "containerPort": settings.port}]
     assert only(objects, "Service")["spec"]["ports"][0]["targetPort"] == "http"
-    annotations = only(objects, "Deployment")["spec"]["template"]["metadata"]["annotations"]
-    assert annotations["prometheus.io/port"] == str(settings.port)
-    path = annotations["prometheus.io/path"]
-    assert answers(path)[path].status_code == 200
+    annotations = only(objects, "Deployment")["spec"]["template"]["metadata"].get("annotations")
+    # The Prometheus operator has a PodMonitor instead.
+    assert bool(annotations) != any(item["kind"] == "PodMonitor" for item in objects)
+    if annotations:
+        assert annotations["prometheus.io/port"] == str(settings.port)
+        path = annotations["prometheus.io/path"]
+        assert answers(path)[path].status_code == 200
 
 
 @rendering
@@ -118,7 +127,7 @@ def test_settings_fit_the_container(directory: Path) -> None:
     """Every FOVEA_* is a known setting (else `load_settings` raises), and the planned memory fits."""
     objects = rendered(directory)
     settings = settings_of(objects)
-    data = only(objects, "ConfigMap")["data"]
+    data = config_map(objects)["data"]
     assert data
     assert all(name.startswith("FOVEA_") for name in data)
     limit = pod_of(objects)["containers"][0]["resources"]["limits"]["memory"]
@@ -127,35 +136,48 @@ def test_settings_fit_the_container(directory: Path) -> None:
 
 
 def test_base_settings_are_the_configmap_of_the_base() -> None:
-    assert only(rendered(BASE), "ConfigMap")["data"] == env_file(BASE / "fovea.env")
+    assert config_map(rendered(BASE))["data"] == env_file(BASE / "fovea.env")
 
 
 @rendering
 def test_configuration_is_mounted_by_its_hashed_name(directory: Path) -> None:
     """So that a changed setting rolls the pods."""
     objects = rendered(directory)
-    name = only(objects, "ConfigMap")["metadata"]["name"]
+    name = config_map(objects)["metadata"]["name"]
     assert name != "fovea"
-    assert {"configMapRef": {"name": name}} in pod_of(objects)["containers"][0]["envFrom"]
+    pods = [pod_of(objects), *(item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Job")]
+    for pod in pods:
+        for container in chain(pod["containers"], pod.get("initContainers", ())):
+            assert {"configMapRef": {"name": name}} in container["envFrom"]
 
 
 @rendering
 def test_pods_have_no_privileges(directory: Path) -> None:
-    pod = pod_of(rendered(directory))
-    assert pod["automountServiceAccountToken"] is False
-    assert pod["enableServiceLinks"] is False
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["runAsUser"] > 0
-    assert pod["securityContext"]["fsGroup"] > 0
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in chain(pod["containers"], pod.get("initContainers", ())):
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        assert ":" in container["image"]
-        assert not container["image"].endswith(":latest")
+    objects = rendered(directory)
+    for pod in (pod_of(objects), *(item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Job")):
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["fsGroup"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in chain(pod["containers"], pod.get("initContainers", ())):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert ":" in container["image"]
+            assert not container["image"].endswith(":latest")
+            assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
+
+
+@rendering
+def test_all_containers_run_one_image(directory: Path) -> None:
+    objects = rendered(directory)
+    pods = [pod_of(objects), *(item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Job")]
+    images = {c["image"] for pod in pods for c in chain(pod["containers"], pod.get("initContainers", ()))}
+    assert len(images) == 1
 
 
 @rendering
@@ -191,8 +213,9 @@ def test_selectors_match_the_pods(directory: Path) -> None:
     assert pod_of(objects)["serviceAccountName"] == account["metadata"]["name"]
 
 
-def test_gpu_overlay_asks_for_one_whole_gpu() -> None:
-    objects = rendered(KUBERNETES / "overlays" / "gpu")
+@pytest.mark.parametrize("overlay", ["gpu", "gpu-ha"])
+def test_gpu_overlays_ask_for_one_whole_gpu(overlay: str) -> None:
+    objects = rendered(KUBERNETES / "overlays" / overlay)
     pod = pod_of(objects)
     resources = pod["containers"][0]["resources"]
     assert resources["limits"]["nvidia.com/gpu"] == resources["requests"]["nvidia.com/gpu"] == "1"
@@ -200,41 +223,143 @@ def test_gpu_overlay_asks_for_one_whole_gpu() -> None:
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     shared = next(mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm")
     assert volumes[shared["name"]]["emptyDir"]["medium"] == "Memory"
-    # One GPU: a second pod could never start beside the first.
-    assert only(objects, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
     assert settings_of(objects).device == "cuda"
+    probe = pod["containers"][0]["startupProbe"]
+    # Loading, a first compilation (FlashInfer's modules alone take minutes) and capture.
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
-def test_components_apply_to_every_overlay(overlay: Path, tmp_path: Path) -> None:
-    components = [*COMPONENTS, DEPLOY / "dashboards"]
-    kustomization = {
-        "resources": [os.path.relpath(overlay, tmp_path)],
-        "components": [os.path.relpath(component, tmp_path) for component in components],
+def test_one_gpu_is_handed_over_and_several_are_rolled() -> None:
+    # One GPU: a second pod could never start beside the first.
+    alone = rendered(KUBERNETES / "overlays" / "gpu")
+    assert only(alone, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+    several = rendered(KUBERNETES / "overlays" / "gpu-ha")
+    deployment = only(several, "Deployment")["spec"]
+    assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    assert "replicas" not in deployment, "KEDA says how many"
+    assert only(several, "PersistentVolumeClaim")["spec"]["accessModes"] == ["ReadWriteMany"]
+    budget = only(several, "PodDisruptionBudget")["spec"]
+    assert budget["minAvailable"] < only(several, "ScaledObject")["spec"]["minReplicaCount"]
+    labels = deployment["template"]["metadata"]["labels"]
+    constraints = deployment["template"]["spec"]["topologySpreadConstraints"]
+    assert {constraint["topologyKey"] for constraint in constraints} == {
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
     }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
-    objects = rendered(tmp_path)
+    for constraint in constraints:
+        assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "gpu-ha"])
+def test_model_is_fetched_once_at_a_pinned_revision_and_served_offline(overlay: str) -> None:
+    objects = rendered(KUBERNETES / "overlays" / overlay)
+    assert re.fullmatch(r"[0-9a-f]{40}", settings_of(objects).revision or "")
+    pod, job = pod_of(objects), only(objects, "Job")["spec"]["template"]["spec"]
+    (waiting,), (fetching,) = pod["initContainers"], job["containers"]
+    offline = {"name": "HF_HUB_OFFLINE", "value": "1"}
+    assert offline in pod["containers"][0]["env"]
+    assert offline in waiting["env"]
+    assert offline not in fetching.get("env", ())
+    assert fetching["args"] == ["download"]
+    assert "fovea download" in waiting["command"][-1]
+    claims = [
+        volume["persistentVolumeClaim"]
+        for volume in (*pod["volumes"], *job["volumes"])
+        if "persistentVolumeClaim" in volume
+    ]
+    assert claims == [{"claimName": "fovea-cache"}] * 2
+    # A volume of one node: the Job goes where the server's pod waits.
+    (term,) = job["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    labels = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert term["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+@rendering
+def test_server_is_reached_by_gateway_and_prometheus_and_reaches_names_only(directory: Path) -> None:
+    objects = rendered(directory)
+    policy = named(objects, "NetworkPolicy", "fovea")["spec"]
+    labels = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    (ingress,) = policy["ingress"]
+    assert ingress["ports"] == [{"port": "http", "protocol": "TCP"}]
+    assert ingress["from"]
+    assert all(peer for peer in ingress["from"]), "an empty peer is everybody"
+    (egress,) = policy["egress"]
+    assert egress["to"]
+    assert {port["port"] for port in egress["ports"]} == {53}
+
+
+def test_only_the_download_leaves_the_cluster() -> None:
+    objects = rendered(KUBERNETES / "overlays" / "gpu")
+    policy = named(objects, "NetworkPolicy", "fovea-download")["spec"]
+    selected = policy["podSelector"]["matchLabels"]
+    job = only(objects, "Job")["spec"]["template"]["metadata"]["labels"]
+    server = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert selected.items() <= job.items()
+    assert not selected.items() <= server.items()
+    assert "ingress" not in policy
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 443}
+
+
+def with_components(directory: Path, overlay: str, *components: Path) -> tuple[Object, ...]:
+    kustomization = {
+        "resources": [os.path.relpath(KUBERNETES / "overlays" / overlay, directory)],
+        "components": [os.path.relpath(component, directory) for component in components],
+    }
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump(kustomization), encoding="utf-8")
+    return rendered(directory)
+
+
+DASHBOARDS = DEPLOY / "dashboards"
+OPERATOR, KEDA, HPA, GATEWAY, WRITABLE = (
+    KUBERNETES / "components" / name
+    for name in ("prometheus-operator", "keda", "hpa", "inference-gateway", "writable-root")
+)
+
+
+@pytest.mark.parametrize(
+    ("overlay", "components"),
+    [
+        ("cpu-demo", (OPERATOR, DASHBOARDS, KEDA, GATEWAY, WRITABLE)),
+        ("gpu", (OPERATOR, DASHBOARDS, HPA, GATEWAY, WRITABLE)),
+        ("gpu-ha", (GATEWAY, WRITABLE)),
+    ],
+)
+def test_components_apply_to_the_overlays(overlay: str, components: tuple[Path, ...], tmp_path: Path) -> None:
+    objects = with_components(tmp_path, overlay, *components)
     for item in objects:
         validate(item)
+    template = only(objects, "Deployment")["spec"]["template"]
     monitor = only(objects, "PodMonitor")
-    deployment = only(objects, "Deployment")
-    template = deployment["spec"]["template"]
-    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
-    assert set(monitor["spec"]) == {"selector", "podMetricsEndpoints"}
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-    endpoint = monitor["spec"]["podMetricsEndpoints"][0]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
     assert answers(endpoint["path"])[endpoint["path"]].status_code == 200
     assert not template["metadata"].get("annotations"), "scraped twice"
     assert template["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is False
-    dashboards = [item for item in objects if item["metadata"]["name"] == "fovea-dashboards"]
-    assert dashboards[0]["metadata"]["labels"]["grafana_dashboard"] == "1"
+    dashboards = named(objects, "ConfigMap", "fovea-dashboards")
+    assert dashboards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert set(dashboards["data"]) == {path.name for path in DASHBOARDS.glob("*.json")}
+    scaler = only(objects, "HorizontalPodAutoscaler" if HPA in components else "ScaledObject")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == only(objects, "Deployment")["metadata"]["name"]
+    assert "replicas" not in only(objects, "Deployment")["spec"]
+
+
+def test_every_component_is_tried() -> None:
+    assert set(COMPONENTS) == {OPERATOR, KEDA, HPA, GATEWAY, WRITABLE, KUBERNETES / "components" / "model-download"}
 
 
 def test_every_manifest_belongs_to_a_kustomization() -> None:
     for kustomization in KUBERNETES.rglob("kustomization.yaml"):
         content = read_yaml(kustomization)
-        named = {str(entry) for entry in content.get("resources", ())}
-        named |= {patch["path"] for patch in content.get("patches", ()) if "path" in patch}
-        beside = {path.name for path in kustomization.parent.glob("*.yaml")} - {"kustomization.yaml"}
-        assert beside <= named, kustomization
+        listed = {str(entry) for entry in content.get("resources", ())}
+        listed |= {patch["path"] for patch in content.get("patches", ()) if "path" in patch}
+        generators = content.get("configMapGenerator", ())
+        listed |= {str(file) for generator in generators for file in generator.get("files", ())}
+        # Values for another project's chart.
+        beside = {path.name for path in kustomization.parent.glob("*.yaml")} - {
+            "kustomization.yaml",
+            "prometheus-adapter.values.yaml",
+        }
+        assert beside <= listed, kustomization

@@ -64,6 +64,8 @@ def test_no_route_is_there_that_nobody_knows_of() -> None:
         ("POST", "/v1/chat/completions"),
         *(("GET", path) for path in ("/v1/models", "/v1/models/{model:path}", "/metrics", "/version")),
         *(("GET", path) for path in ("/health", "/health/live", "/health/ready", "/livez", "/readyz")),
+        ("GET", "/web/status"),
+        *((method, path) for method in ("GET", "HEAD") for path in ("/", "/web/{name}")),
     }
 
 

@@ -202,3 +202,17 @@ def test_a_hub_name_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError, match="could not be had from the hub"):
         locate_model("no-such-owner/no-such-model")
+
+
+def test_a_pinned_revision_is_found_offline_and_others_are_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    commit = "a" * 40
+    snapshot = tmp_path / "models--owner--model" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}", encoding="utf-8")
+    assert locate_model("owner/model", commit) == snapshot
+    with pytest.raises(CheckpointError, match=r"at revision 'bbb.*could not be had"):
+        locate_model("owner/model", "b" * 40)

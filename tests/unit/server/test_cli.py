@@ -28,7 +28,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_module_is_the_command() -> None:
     ended = subprocess.run([sys.executable, "-m", "server", "--help"], capture_output=True, cwd=ROOT, check=True)
-    for command in (b"serve", b"plan", b"bench", b"version"):
+    for command in (b"serve", b"plan", b"download", b"bench", b"version"):
         assert command in ended.stdout
 
 
@@ -45,6 +45,18 @@ def test_wrong_settings_end_the_command(capsys: pytest.CaptureFixture[str]) -> N
         main(["serve", "--max-num-seqs", "0"])
     assert ended.value.code == 2
     assert "max_num_seqs is 0" in capsys.readouterr().err
+
+
+def test_download_says_where_the_model_is_and_whether_it_is_whole(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["download", str(tiny_checkpoint)]) == 0
+    assert capsys.readouterr().out.strip() == str(tiny_checkpoint)
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (tmp_path / "one.safetensors").touch()
+    assert main(["download", str(tmp_path)]) == 1
+    assert "1 missing (two.safetensors)" in capsys.readouterr().err
 
 
 def test_plan_prints_every_row() -> None:

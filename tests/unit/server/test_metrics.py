@@ -6,8 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.stats import GRAPH_FAMILIES, MEMORY_COMPONENTS, MISS_REASONS
 from server.errors import REJECT_REASONS
-from server.histogram import FINE_SECONDS, Histogram
-from server.lifecycle import ABORT_REASONS, Lifecycle
+from server.histogram import FINE_SECONDS, Histogram, LabelledHistogram
+from server.lifecycle import ABORT_REASONS, PHASES, Lifecycle
 from server.metrics import FINISH_REASONS, HANDLERS, Metrics
 from tests.fake_engine import FakeEngineClient
 
@@ -38,6 +38,32 @@ def test_histogram_equals_the_librarys() -> None:
         for sample in family.samples:
             if not sample.name.endswith("_created"):
                 assert ours_registry.get_sample_value(sample.name, sample.labels) == pytest.approx(sample.value)
+
+
+def test_labelled_histogram_keeps_its_values_apart() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    histogram = LabelledHistogram("h", "x", (1.0, 2.0), "route", ("a", "b"), registry)
+    histogram.children["a"].observe(1.5)
+    counts = {
+        (route, bound): registry.get_sample_value("h_bucket", {"route": route, "le": bound})
+        for route in ("a", "b")
+        for bound in ("1.0", "2.0", "+Inf")
+    }
+    assert [counts["a", bound] for bound in ("1.0", "2.0", "+Inf")] == [0, 1, 1]
+    assert [counts["b", bound] for bound in ("1.0", "2.0", "+Inf")] == [0, 0, 0]
+    assert registry.get_sample_value("h_sum", {"route": "a"}) == 1.5
+
+
+def test_exactly_one_phase_is_told() -> None:
+    lifecycle = Lifecycle()
+    source = Metrics(FakeEngineClient(), lifecycle, model_name="m", version="1")
+    for expected in ("starting", "ready", "dead"):
+        if expected == "ready":
+            lifecycle.become_ready()
+        elif expected == "dead":
+            lifecycle.die("killed")
+        told = {phase for phase in PHASES if value(source, "fovea_service_phase", phase=phase)}
+        assert told == {expected}
 
 
 def test_every_label_value_is_there_from_the_start() -> None:
@@ -110,7 +136,7 @@ def test_registries_do_not_meet() -> None:
 
 def test_labels_stay_bounded() -> None:
     source = metrics()
-    source.count_http("other", 418)
+    source.count_http("other", 418, 0.1)
     source.count_image("ftp", "TIFF", "rejected")
     assert value(source, "fovea_http_requests_total", handler="other", method="other", status="418") == 1
     assert value(source, "fovea_images_total", source="data", format="unknown", outcome="rejected") == 1
