@@ -232,6 +232,7 @@ class Engine:
         """
         tokens: dict[str, SampledToken] = {}
         failed: dict[str, str] = {}
+        refused: dict[str, str] = {}
         for part in output.requests:
             images = tuple(image for image in output.images if image.request_id == part.request_id)
             alone = SchedulerOutput(requests=(part,), images=images, num_scheduled_tokens=part.num_scheduled_tokens)
@@ -245,7 +246,8 @@ class Engine:
             else:
                 tokens.update(result.tokens)
                 failed.update(result.failed)
-        return StepResult(tokens=tokens, failed=failed)
+                refused.update(result.refused)
+        return StepResult(tokens=tokens, failed=failed, refused=refused)
 
     def _forget_finished(self, outputs: list[RequestOutput]) -> None:
         """The executor lets go of pixels now, not with the next step: there may be none for hours."""

@@ -68,7 +68,7 @@ class FaultyRunner:
                     time.sleep(3)
         result = self._runner.run(output)
         tokens = {name: token for name, token in result.tokens.items() if name not in failed}
-        return StepResult(tokens=tokens, failed={**result.failed, **failed})
+        return StepResult(tokens=tokens, failed={**result.failed, **failed}, refused=result.refused)
 
 
 def build(config: EngineConfig) -> Engine:

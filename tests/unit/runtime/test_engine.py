@@ -83,6 +83,22 @@ def test_two_requests_that_make_a_step_raise_both_end_and_free_their_blocks() ->
     assert run_until_done(engine)["good"][-1].finish_reason == "length"
 
 
+def test_what_is_refused_beside_a_request_that_raises_stays_refused() -> None:
+    class Refusing(InventingRunner):
+        def run(self, output: SchedulerOutput) -> StepResult:
+            result = super().run(output)
+            refused = {name: "not so" for name in result.tokens if name == "refused"}
+            tokens = {name: token for name, token in result.tokens.items() if name not in refused}
+            return StepResult(tokens=tokens, failed={}, refused=refused)
+
+    engine = Engine(scheduler(), Refusing(), engine_info())
+    for name in ("bad", "refused"):
+        engine.add(request(name, [RAISE, 1, 2] if name == "bad" else 5), [])
+    outputs = run_until_done(engine)
+    assert not outputs["bad"][-1].is_rejected
+    assert (outputs["refused"][-1].is_rejected, outputs["refused"][-1].error) == (True, "not so")
+
+
 class DeafRunner(InventingRunner):
     """Raises once, before it looks at anything; notes who was said to have ended."""
 
