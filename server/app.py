@@ -21,6 +21,7 @@ from server.errors import (
 )
 from server.metrics_port import metrics_listener
 from server.middleware import RequestContextMiddleware
+from server.openapi import complete
 from server.routes import body_schemas, json_response, metrics_router, open_router, require_key, router
 from server.service import Service
 from server.settings import Settings
@@ -102,5 +103,5 @@ def _openapi(app: FastAPI, root_path: str) -> dict[str, Any]:
         servers = [{"url": root_path}] if root_path else None
         document = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=servers)
         document.setdefault("components", {}).setdefault("schemas", {}).update(body_schemas())
-        app.openapi_schema = document
+        app.openapi_schema = complete(document)
     return app.openapi_schema

@@ -25,6 +25,7 @@ from server.histogram import BYTES, FINE_SECONDS, LATENCY_SECONDS, PIXELS, TOKEN
 from server.image_decode import ImageErrorCode
 from server.lifecycle import ABORT_REASONS, PHASES, Lifecycle, ServicePhase
 from server.metric_aliases import AliasCollector, MetricsAliases
+from server.watchdog import is_responsive
 
 # Route templates with their methods and the statuses that they give; anything else is counted as "other".
 MODEL_STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503, 504)
@@ -65,10 +66,12 @@ class Metrics:
         *,
         model_name: str,
         version: str,
+        watchdog_seconds: float = 30.0,
         revision: str = "unknown",
         aliases: MetricsAliases = "none",
     ) -> None:
-        """`revision`: of the source. `aliases`: whose names our numbers are exported under as well."""
+        """`watchdog_seconds`: as in `watchdog`. `revision`: of the source. `aliases`: whose names our numbers are
+        exported under as well."""
         # A `_created` series for each counter would double the exposition.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
@@ -92,7 +95,7 @@ class Metrics:
             LATENCY_SECONDS, "handler", HANDLERS, registry,
         )  # fmt: skip
         ready = Gauge("fovea_ready", "1 while requests are taken.", registry=registry)
-        ready.set_function(lambda: float(lifecycle.phase == "ready" and client.state == "ready"))
+        ready.set_function(lambda: float(lifecycle.phase == "ready" and is_responsive(client, watchdog_seconds)))
         phases = Gauge("fovea_service_phase", "1 for the phase that the service is in.", ["phase"], registry=registry)
         for phase in PHASES:
             phases.labels(phase).set_function(partial(_is_phase, lifecycle, phase))

@@ -8,7 +8,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from runtime.client import EngineClient
 from server.dialects import ChatDialect, ResponsesDialect, TextDialect
 from server.errors import ModelNotFoundError, ServiceUnavailableError, UnauthorizedError
 from server.exchange import CompletionExchange, DocumentExchange
@@ -18,6 +17,7 @@ from server.security import header
 from server.service import Service
 from server.text_completion import TextCompletionRequest
 from server.tokenization import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
+from server.watchdog import is_hung, is_responsive
 
 BODIES: tuple[type[BaseModel], ...] = (
     ChatCompletionRequest,
@@ -142,6 +142,8 @@ async def health_ready(request: Request) -> Response:
     service = service_of(request)
     if service.lifecycle.phase != "ready":
         raise ServiceUnavailableError(f"The server is {service.lifecycle.phase}.", reason="not_ready")
+    if not is_responsive(service.client, service.settings.watchdog_seconds):
+        raise ServiceUnavailableError("The engine gives no sign of life.", reason="engine_dead")
     return live_response(service)
 
 
@@ -166,10 +168,6 @@ def live_response(service: Service) -> Response:
     if is_hung(client, service.settings.watchdog_seconds):
         raise ServiceUnavailableError("The engine gives no sign of life.", reason="engine_dead")
     return json_response({"status": service.lifecycle.phase})
-
-
-def is_hung(client: EngineClient, watchdog_seconds: float) -> bool:
-    return client.state == "ready" and client.seconds_since_heartbeat > watchdog_seconds
 
 
 def model_cards(service: Service) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from runtime.client import EngineClient
+from server.allocator import give_back_large_buffers
 from server.app import create_app
 from server.lifecycle import Lifecycle
 from server.protocol import bounded_protocol
@@ -69,6 +70,7 @@ class DrainingServer(uvicorn.Server):
 
 def serve(client: EngineClient, settings: Settings) -> int:
     """Serves until a signal or the engine's death. Returns the exit code of the process: 0 after a drain, else 1."""
+    give_back_large_buffers()
     app = create_app(client, settings)
     service = app.state.service
     assert isinstance(service, Service)

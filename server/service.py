@@ -40,6 +40,7 @@ class Service:
             self.lifecycle,
             model_name=settings.model_names[0],
             version=self.version,
+            watchdog_seconds=settings.watchdog_seconds,
             revision=os.environ.get(REVISION_VARIABLE) or "unknown",
             aliases=settings.metrics_aliases,
         )

@@ -121,6 +121,12 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="type of weights and KV cache")
     seed: int = Field(0, description="seed of requests that bring none")
     num_threads: int | None = Field(None, description="threads of one operation on a CPU")
+    attention_backend: Literal["auto", "flashinfer-fa2", "flashinfer-fa3", "sdpa"] = Field(
+        "auto", description="the decoder's attention"
+    )
+    encoder_attention_backend: Literal["auto", "varlen", "sdpa"] = Field("auto", description="the encoder's attention")
+    compile: Literal["auto", "on", "off"] = Field("auto", description="compile the layers; auto: on CUDA only")
+    load_format: Literal["auto", "random"] = Field("auto", description="random makes weights up, for measurements")
 
     # Limits of a request and of a step.
     max_model_len: int | None = Field(None, description="most tokens of prompt and answer together")
@@ -134,6 +140,10 @@ class Settings(BaseSettings):
     block_size: int = Field(16, description="tokens in one KV block")
     enable_prefix_caching: bool = Field(True, description="reuse KV blocks of equal prefixes")
     encoder_cache_tokens: int | None = Field(None, description="picture embeddings kept, in tokens")
+    kv_backing: Literal["vmm", "torch"] = Field(
+        "vmm", description="vmm maps memory under fixed addresses; torch measures, releases and captures again"
+    )
+    mm_encoder_only: bool = Field(False, description="load the vision encoder alone, for embeddings")
 
     # Memory.
     gpu_memory_utilization: float = Field(0.9, description="part of the device's memory to plan with")
@@ -155,6 +165,9 @@ class Settings(BaseSettings):
         "on", description="subtract the graphs from the KV cache; off only measures, skip does not measure"
     )
     strict_graphs: bool = Field(False, description="a capture that fails stops the start")
+    graph_backend: Literal["auto", "emulated"] = Field(
+        "auto", description="emulated runs the same buckets without graphs, to compare with"
+    )
 
     # The HTTP server.
     host: str = Field("127.0.0.1", description="address to listen on")
