@@ -77,5 +77,6 @@ class GrammarMasks:
 
 def unpack_bits(packed_CB: Tensor, num_bits: int) -> Tensor:
     """Bits [C, num_bits] as booleans: `i` is bit `i % 8` of byte `i // 8`, as NumPy unpacks with the order "little"."""
-    bits_8 = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=packed_CB.device)
-    return (packed_CB.unsqueeze(-1) & bits_8).ne_(0).view(torch.bool).flatten(1)[:, :num_bits]
+    # Made on the device: a list of bits would be copied there, and the step would wait for it.
+    bits_8 = torch.arange(8, dtype=torch.uint8, device=packed_CB.device)
+    return (packed_CB.unsqueeze(-1) >> bits_8).bitwise_and_(1).view(torch.bool).flatten(1)[:, :num_bits]
