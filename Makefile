@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install check fix test test-clients test-gpu bench reliability run clean
+.PHONY: install check fix test test-clients test-gpu bench bench-cpu reliability run clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,6 +47,13 @@ test-clients: $(STAMP) $(GROUPS:%=$(CLIENTS)/%/.installed) $(NODE_CLIENTS)/node_
 
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
+
+bench: bench-cpu
+
+# In turn with a peer, on the same requests; makes the README's table.
+bench-cpu: $(STAMP)
+	$(BIN)/python -m benchmarks.compare_cpu
+	$(BIN)/python -m benchmarks.readme_table
 
 # A load on the real service with faults, bad inputs and leaving clients; makes the table of docs/reliability.md.
 reliability: $(STAMP)

@@ -20,6 +20,12 @@ MIN_DEFAULT_BUDGET = 64
 DecoderGraphs = Literal["none", "decode", "full"]
 EncoderGraphPolicy = Literal["independent", "follow-decoder"]
 ReserveGraphMemory = Literal["on", "off", "skip"]
+KVBackingKind = Literal["vmm", "torch"]
+GraphBackendKind = Literal["auto", "emulated"]
+AttentionBackend = Literal["auto", "flashinfer-fa2", "flashinfer-fa3", "sdpa"]
+EncoderAttentionBackend = Literal["auto", "varlen", "sdpa"]
+CompileMode = Literal["auto", "on", "off"]
+LoadFormat = Literal["auto", "random"]
 
 
 class ConfigError(ValueError):
@@ -39,6 +45,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # Threads of one operation on a CPU; `None`: the cores that this process may use, but for one (runtime/threads).
     num_threads: int | None = None
 
+    # The model: kernels, and where weights come from (`random` needs no weight files).
+    attention_backend: AttentionBackend = "auto"
+    encoder_attention_backend: EncoderAttentionBackend = "auto"
+    compile: CompileMode = "auto"
+    load_format: LoadFormat = "auto"
+
     # Limits of a request and of a step.
     max_model_len: int | None = None
     max_num_seqs: int = 16
@@ -51,6 +63,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_size: int = 16
     enable_prefix_caching: bool = True
     encoder_cache_tokens: int | None = None
+
+    # How memory comes behind the KV cache: addresses first and memory later, or all at once after a probe.
+    kv_backing: KVBackingKind = "vmm"
+
+    # Only the vision encoder: no decoder weights, no KV cache, no requests; images become embeddings.
+    mm_encoder_only: bool = False
 
     # Memory.
     gpu_memory_utilization: float = 0.9
@@ -68,6 +86,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     decoder_graph_sizes: tuple[int, ...] | None = None
     reserve_graph_memory: ReserveGraphMemory = "on"
     strict_graphs: bool = False
+
+    # `emulated` replays eagerly over the same padded buckets, on any device: the plain twin of graphs.
+    graph_backend: GraphBackendKind = "auto"
 
     def __post_init__(self) -> None:
         for knob in ("max_num_seqs", "max_num_batched_tokens", "block_size", "encoder_graph_max_items"):

@@ -45,7 +45,7 @@ from runtime.threads import wait_without_spinning
 
 log = logging.getLogger("runtime.engine_process")
 
-DEFAULT_FACTORY = "runtime.startup:build_engine"
+DEFAULT_FACTORY = "runtime.startup:build"
 
 # Snapshots: no more often than this while busy (the server's metrics are scraped every few seconds) ...
 MIN_HEARTBEAT_SECONDS = 0.05

@@ -46,7 +46,8 @@ class GraphCounts(msgspec.Struct, kw_only=True):
 
 
 class BucketInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One bucket of a ladder as captured at start. `state`: captured, or why it runs eager."""
+    """One bucket of a ladder as captured at start. `state`: captured, or why it runs eager. Of `graph_bytes`,
+    `driver_bytes` lie outside of the allocator's segments."""
 
     name: str
     tokens: int
@@ -54,13 +55,16 @@ class BucketInfo(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["captured", "capture_failed", "self_test_failed"]
     graph_bytes: int
     capture_seconds: float
+    driver_bytes: int = 0
     self_test: Literal["passed", "failed", "not_run"] = "not_run"
     error: str | None = None
 
 
 class GraphFamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One family's graphs. `reserved`: what KV sizing subtracted; `measured`: also when not subtracted; `captured`:
-    what the graphs in use took."""
+    what the graphs in use took, of which the driver's part is `driver`. `segment`: what the family's private pool
+    holds, as the allocator says. `num_captures`: how often each bucket was captured. `probe_segments_left`: what the
+    first graphs of all families left in private pools when they were released."""
 
     family: GraphFamily
     backend: Literal["cuda", "emulated", "none"]
@@ -68,6 +72,10 @@ class GraphFamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: int = 0
     measured_bytes: int = 0
     captured_bytes: int = 0
+    driver_bytes: int = 0
+    num_captures: int = 1
+    probe_segments_left_bytes: int = 0
+    segment_bytes: int = 0
 
 
 class MemoryLedger(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,8 @@ import argparse
 import re
 from pathlib import Path
 
+from server.flags import add_settings_flags
+
 
 def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="bench", metavar="WHAT", required=True, parser_class=type(parser))
@@ -25,6 +27,19 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--ignore-eos", action="store_true", help="ask for answers of full length")
     serve.add_argument("--seed", type=int, default=0, help="of the noise in the pictures [%(default)s]")
     serve.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="of a request [%(default)s]")
+
+    throughput = kinds.add_parser("throughput", help="the engine without a server, on the reference's workload")
+    throughput.add_argument("--preset", choices=("pair", "pair-graphs", "load"), default="pair", help="[%(default)s]")
+    throughput.add_argument("--requests", dest="num_requests", type=positive, metavar="N", help="measured requests")
+    throughput.add_argument("--warmup", dest="num_warmups", type=int, metavar="N", help="requests before them")
+    throughput.add_argument("--concurrency", type=positive, metavar="N", help="requests at a time")
+    throughput.add_argument("--image", dest="image_sizes", type=sizes, metavar="WxH[,WxH]", help="sizes, in turns")
+    throughput.add_argument("--no-image", dest="image_sizes", action="store_const", const=(), help="text only")
+    throughput.add_argument("--text-tokens", dest="num_text_tokens", type=positive, metavar="N", help="in a prompt")
+    throughput.add_argument("--output-tokens", dest="num_output_tokens", type=positive, metavar="N", help="an answer")
+    throughput.add_argument("--engine-log-level", default="warning", help="of the engine's process [%(default)s]")
+    add_settings_flags(throughput)
+    throughput.set_defaults(parser=throughput)
 
     startup = kinds.add_parser("startup", help="time from the start of the process until it is ready")
     startup.add_argument("--runs", type=positive, default=3, metavar="N", help="[%(default)s]")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from server.bench_flags import add_bench_flags
 from server.flags import FlagParser, add_settings_flags, settings_from
+from server.matrix_configurations import add_matrix_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in (serve, plan, download):
         add_settings_flags(command)
     plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    matrix = commands.add_parser("matrix", help="start every configuration of graphs and memory, and judge each")
+    add_settings_flags(matrix)
+    add_matrix_flags(matrix)
     bench = commands.add_parser("bench", help="measure a server")
     add_bench_flags(bench)
     commands.add_parser("version", help="print the version")
@@ -29,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_serve(arguments, serve)
         case "plan":
             return run_plan(arguments, plan)
+        case "matrix":
+            from server.matrix import run_matrix
+
+            return run_matrix(arguments)
         case "download":
             return run_download(arguments, download)
         case "bench":
@@ -42,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_serve(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     settings = settings_from(arguments, parser)
+    if settings.mm_encoder_only:
+        parser.error("--mm-encoder-only has no decoder to serve with: use the offline API")
 
     from runtime.process_client import ProcessEngineClient
     from server.log import configure_logging
@@ -91,6 +101,14 @@ def run_bench(arguments: argparse.Namespace) -> int:
         from server.bench_startup import measure_startups
 
         return measure_startups(arguments)
+    if arguments.bench == "throughput":
+        from server.bench_throughput import measure_throughput
+        from server.settings import SettingsError
+
+        try:
+            return measure_throughput(arguments)
+        except SettingsError as error:
+            arguments.parser.error(str(error))
 
     from server.bench import measure_load
 

@@ -107,6 +107,12 @@ def graph_metrics(stats: EngineStats, info: EngineInfo | None) -> Iterable[Metri
     captured = mib_gauge("captured", "What the graphs in use took.")
     backend = GaugeMetricFamily("fovea_graph_backend_info", "Backend in use; 1.", labels=["graph", "backend"])
     buckets = GaugeMetricFamily("fovea_graph_buckets", "Buckets by what became of them.", labels=["graph", "state"])
+    capture_seconds = GaugeMetricFamily(
+        "fovea_graph_capture_seconds", "Time that a bucket's capture took at the start.", labels=["graph", "bucket"]
+    )
+    bucket_mib = GaugeMetricFamily(
+        "fovea_graph_bucket_mib", "What a bucket's graph took, or retains after a failure.", labels=["graph", "bucket"]
+    )
     families = {family.family: family for family in info.graphs} if info else {}
     for name in GRAPH_FAMILIES:
         counts = stats.graphs.get(name, GraphCounts())
@@ -121,11 +127,26 @@ def graph_metrics(stats: EngineStats, info: EngineInfo | None) -> Iterable[Metri
         reserved.add_metric([name], family.reserved_bytes / MIB if family else 0)
         measured.add_metric([name], family.measured_bytes / MIB if family else 0)
         captured.add_metric([name], family.captured_bytes / MIB if family else 0)
+        for one in family.buckets if family else ():
+            capture_seconds.add_metric([name, one.name], one.capture_seconds)
+            bucket_mib.add_metric([name, one.name], one.graph_bytes / MIB)
         for kind in BACKENDS:
             backend.add_metric([name, kind], float(family is not None and family.backend == kind))
         for state in BUCKET_STATES:
             buckets.add_metric([name, state], sum(b.state == state for b in family.buckets) if family else 0)
-    yield from (hits, misses, replays, padded, reserved, measured, captured, backend, buckets)
+    yield from (
+        hits,
+        misses,
+        replays,
+        padded,
+        reserved,
+        measured,
+        captured,
+        backend,
+        buckets,
+        capture_seconds,
+        bucket_mib,
+    )
 
 
 def memory_metrics(stats: EngineStats, info: EngineInfo | None) -> Iterable[Metric]:

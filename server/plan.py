@@ -69,6 +69,7 @@ def plan_tables(info: EngineInfo) -> str:
             mib(family.reserved_bytes),
             mib(family.measured_bytes),
             mib(family.captured_bytes),
+            mib(family.driver_bytes),
         )
         for family in info.graphs
     ]
@@ -77,7 +78,11 @@ def plan_tables(info: EngineInfo) -> str:
     sections = [
         table(("engine", ""), facts, left=2),
         table(("memory", "MiB", "bytes"), rows),
-        table(("graphs", "backend", "buckets", "reserved MiB", "measured MiB", "captured MiB"), families, left=2),
+        table(
+            ("graphs", "backend", "buckets", "reserved MiB", "measured MiB", "captured MiB", "of it driver"),
+            families,
+            left=2,
+        ),
         table(("graph", "bucket", "tokens", "max items", "state", "MiB", "seconds"), graphs, left=2),
         table(("phase", "seconds"), phases),
     ]

@@ -20,23 +20,9 @@ from torch import Tensor
 
 from runtime.executor.kv_cache import NULL_BLOCK
 from runtime.executor.request_slots import RequestSlots, RunningRequest
-from runtime.model.attention import AttentionBatch
+from runtime.model.attention import AttentionBatch, AttentionBucket
 from runtime.scheduler.output import ScheduledRequest
-
-
-class StagedTensor:
-    """A device tensor and the host array from which it is filled: the same memory where the device is the CPU."""
-
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        staging = torch.zeros(tuple(shape), dtype=dtype, pin_memory=device.type == "cuda")
-        self.host: NDArray[np.generic] = staging.numpy()
-        self.device = staging if device.type == "cpu" else staging.to(device)
-        self._staging = staging
-
-    def upload(self, *index: slice) -> None:
-        """Makes the part of the device tensor at `index` equal to the host's. Does not wait."""
-        if self.device is not self._staging:
-            self.device[index].copy_(self._staging[index], non_blocking=True)
+from runtime.staging import CopyFence, StagedTensor
 
 
 class StepBuffers:
@@ -51,10 +37,24 @@ class StepBuffers:
         # The padding of a mixed bucket is one sequence that may be as long as the step.
         max_blocks = max(max_blocks, -(-max_tokens // block_size))
         self.token_ids_T = StagedTensor((max_tokens,), torch.int64, device)
-        self.positions_3T = StagedTensor((3, max_tokens), torch.int64, device)
+        self.positions_3T = StagedTensor((3, max_tokens), torch.int64, device, row_dim=1)
         self.slot_mapping_T = StagedTensor((max_tokens,), torch.int64, device)
         self.block_tables_BM = StagedTensor((max_seqs, max_blocks), torch.int32, device)
         self.logits_index_S = StagedTensor((max_seqs,), torch.int64, device)
+        self._fence = CopyFence(device)
+
+    def begin_fill(self) -> None:
+        """To be called before the host arrays are written: the last upload may not have read them yet, for a step in
+        which nobody samples does not wait for the device."""
+        self._fence.wait()
+
+    def upload(self, *, num_tokens: int, num_seqs: int) -> None:
+        """Makes the device tensors equal to the host arrays, as far as a step of that size reads them."""
+        for tensor in (self.token_ids_T, self.positions_3T, self.slot_mapping_T):
+            tensor.upload(num_tokens)
+        self.block_tables_BM.upload(num_seqs)
+        self.logits_index_S.upload(self.max_seqs)
+        self._fence.record()
 
     @property
     def num_bytes(self) -> int:
@@ -119,10 +119,11 @@ class StepBatch:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Padding:
     """A bucket's size. A decode bucket is padded by sequences of one token, a mixed one by one sequence that takes the
-    whole tail, since only the number of tokens must reach the bucket's."""
+    whole tail, since only the number of tokens must reach the bucket's. `bucket`: what attention was captured for."""
 
     tokens: int
     is_mixed: bool
+    bucket: AttentionBucket | None = None
 
 
 def fill_batch(
@@ -133,6 +134,7 @@ def fill_batch(
     padding: Padding | None = None,
 ) -> StepBatch:
     """Writes the inputs of `step` into the buffers. Every request in it has its slot and its block table."""
+    buffers.begin_fill()
     num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
     slot_B = np.array([running.slot for running, _ in step], dtype=np.int64)
     start_B = np.array([part.num_computed_tokens for _, part in step], dtype=np.int64)
@@ -166,8 +168,8 @@ def fill_batch(
     buffers.logits_index_S.host[: len(sampling_B)] = query_start_loc[sampling_B + 1] - 1
     buffers.logits_index_S.host[len(sampling_B) :] = 0
     if padded_tokens > num_tokens:
-        width = max(width, _pad(buffers, query_start_loc, seq_lens, num_tokens, num_seqs, padded_tokens))
-    _upload(buffers, padded_tokens, padded_seqs, width)
+        _pad(buffers, query_start_loc, seq_lens, num_tokens, num_seqs, padded_tokens)
+    buffers.upload(num_tokens=padded_tokens, num_seqs=padded_seqs)
     return StepBatch(
         padded_tokens=padded_tokens,
         attention=AttentionBatch(
@@ -175,6 +177,8 @@ def fill_batch(
             seq_lens_cpu=seq_lens,
             block_tables_BN=buffers.block_tables_BM.device[:padded_seqs],
             slot_mapping_T=buffers.slot_mapping_T.device[:padded_tokens],
+            block_tables_cpu=buffers.block_tables_BM.host[:padded_seqs],
+            bucket=padding.bucket if padding else None,
         ),
         image_spans=() if shape.is_decode else _image_spans(step, query_start_loc),
         sampling_B=sampling_B,
@@ -198,8 +202,8 @@ def _pad(
     num_tokens: int,
     num_seqs: int,
     padded_tokens: int,
-) -> int:
-    """Fills up with sequences on the null block; returns how many entries of their tables are read.
+) -> None:
+    """Fills up with sequences on the null block.
 
     In a decode bucket each has one token, writes the block's last slot and reads its first. In a mixed bucket there is
     one, as long as the tail, and its table repeats the null block.
@@ -217,16 +221,6 @@ def _pad(
     buffers.slot_mapping_T.host[tail] = first_slot + offsets
     width = -(-length // buffers.block_size)
     buffers.block_tables_BM.host[num_seqs : len(seq_lens), :width] = NULL_BLOCK
-    return width
-
-
-def _upload(buffers: StepBuffers, num_tokens: int, num_seqs: int, width: int) -> None:
-    tokens, everything = slice(num_tokens), slice(None)
-    buffers.token_ids_T.upload(tokens)
-    buffers.positions_3T.upload(everything, tokens)
-    buffers.slot_mapping_T.upload(tokens)
-    buffers.block_tables_BM.upload(slice(num_seqs), slice(width))
-    buffers.logits_index_S.upload(everything)
 
 
 def _image_spans(step: Step, query_start_loc: NDArray[np.int32]) -> tuple[ImageSpan, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from runtime.executor.batch import StepBuffers
 from runtime.executor.graphs import Bucket, SelfTestFill
 from runtime.executor.kv_cache import NULL_BLOCK
-from runtime.model.attention import AttentionBatch, DecoderAttention
+from runtime.model.attention import AttentionBatch, AttentionBucket, DecoderAttention
 
 
 class Decoder(Protocol):
@@ -97,6 +97,7 @@ class DecoderProgram:
         order in which a device writes them does not matter: in a mixed bucket all tokens are the same one, in a decode
         bucket sequence i is token `i % block_size` of one and the same text."""
         buffers, block_size, num_tokens = self._buffers, self._buffers.block_size, bucket.tokens
+        buffers.begin_fill()
         slots = np.arange(num_tokens) % block_size
         if bucket.is_mixed:
             lengths = [num_tokens] if fill == "large" or num_tokens == 1 else [1, num_tokens - 1]
@@ -113,7 +114,7 @@ class DecoderProgram:
         buffers.slot_mapping_T.host[:num_tokens] = NULL_BLOCK * block_size + slots
         buffers.block_tables_BM.host[: len(counts)] = NULL_BLOCK
         buffers.logits_index_S.host[:] = 0
-        self._upload(bucket, len(counts))
+        buffers.upload(num_tokens=num_tokens, num_seqs=len(counts))
         if inputs.embeds_TD is not None:
             inputs.embeds_TD.copy_(self._decoder.embed(inputs.token_ids_T))
         self._attention.plan(
@@ -122,12 +123,14 @@ class DecoderProgram:
                 seq_lens_cpu=seq_lens,
                 block_tables_BN=inputs.block_tables_BM[: len(counts)],
                 slot_mapping_T=inputs.slot_mapping_T,
+                block_tables_cpu=buffers.block_tables_BM.host[: len(counts)],
+                bucket=attention_bucket(bucket),
             )
         )
 
     def _inputs(self, bucket: Bucket) -> DecoderInputs:
         buffers, tokens = self._buffers, bucket.tokens
-        num_seqs = bucket.max_items + 1 if bucket.is_mixed else tokens
+        num_seqs = attention_bucket(bucket).num_seqs
         return DecoderInputs(
             token_ids_T=buffers.token_ids_T.device[:tokens],
             positions_3T=buffers.positions_3T.device[:, :tokens],
@@ -137,13 +140,11 @@ class DecoderProgram:
             embeds_TD=self._embeds_TD[:tokens] if bucket.is_mixed and self._embeds_TD is not None else None,
         )
 
-    def _upload(self, bucket: Bucket, num_seqs: int) -> None:
-        tokens, everything = slice(bucket.tokens), slice(None)
-        self._buffers.token_ids_T.upload(tokens)
-        self._buffers.positions_3T.upload(everything, tokens)
-        self._buffers.slot_mapping_T.upload(tokens)
-        self._buffers.block_tables_BM.upload(slice(num_seqs), everything)
-        self._buffers.logits_index_S.upload(everything)
+
+def attention_bucket(bucket: Bucket) -> AttentionBucket:
+    """A bucket as attention knows it. A mixed one has one more sequence than items: the padding of its tail."""
+    num_seqs = bucket.max_items + 1 if bucket.is_mixed else bucket.tokens
+    return AttentionBucket(num_tokens=bucket.tokens, num_seqs=num_seqs, is_mixed=bucket.is_mixed)
 
 
 def step_max_seqs(max_num_seqs: int, buckets: Sequence[Bucket]) -> int:

@@ -3,6 +3,7 @@
 `CpuDevice` reads the kernel's account of this process. A CUDA device stands beside it in the same shape.
 """
 
+import gc
 import logging
 import mmap
 import os
@@ -52,8 +53,16 @@ class Device(Protocol):
         """
         ...
 
+    def reachable_bytes(self, requested_bytes: int) -> int:
+        """What of the request can still be had: less where other tenants grew since the start, which is warned of."""
+        ...
+
     def used_bytes(self) -> int:
         """What this process uses now."""
+        ...
+
+    def settled_bytes(self) -> int:
+        """What this process uses when it rests: without memory that an allocator merely keeps."""
         ...
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
@@ -91,18 +100,24 @@ class CpuDevice:
             return _highest_resident_bytes()
         return int(fields[1]) * mmap.PAGESIZE
 
+    def reachable_bytes(self, requested_bytes: int) -> int:
+        """The request: a CPU's memory is not shared out."""
+        return requested_bytes
+
+    def settled_bytes(self) -> int:
+        """What is resident once unreachable objects are gone: the allocator gives back what is free."""
+        gc.collect()
+        return self.used_bytes()
+
     def peak_bytes(self, run: Callable[[], None]) -> int:
         """The larger of two agreeing readings; a first one may be higher than all others, as it makes caches."""
-        peaks: list[int] = []
-        while len(peaks) < MAX_PEAK_READINGS:
+
+        def read() -> int:
             self._reset_peak()
             run()
-            peaks.append(self._peak_since_reset())
-            tolerance = max(PEAK_TOLERANCE_BYTES, max(peaks) * PEAK_TOLERANCE)
-            if len(peaks) > 1 and abs(peaks[-1] - peaks[-2]) <= tolerance:
-                return max(peaks)
-        log.warning("readings of the peak do not agree; the plan takes the largest", extra={"peak_bytes": peaks})
-        return max(peaks)
+            return self._peak_since_reset()
+
+        return agreeing_peak(read)
 
     def _reset_peak(self) -> None:
         """Sets the kernel's high-water mark to the present resident set (proc(5), clear_refs, 5). Without permission
@@ -123,6 +138,18 @@ class CpuDevice:
         except OSError:
             pass
         return _highest_resident_bytes()
+
+
+def agreeing_peak(read: Callable[[], int]) -> int:
+    """The largest of readings, once the last two agree; with a warning where they never do."""
+    peaks: list[int] = []
+    while len(peaks) < MAX_PEAK_READINGS:
+        peaks.append(read())
+        tolerance = max(PEAK_TOLERANCE_BYTES, max(peaks) * PEAK_TOLERANCE)
+        if len(peaks) > 1 and abs(peaks[-1] - peaks[-2]) <= tolerance:
+            return max(peaks)
+    log.warning("readings of the peak do not agree; the plan takes the largest", extra={"peak_bytes": peaks})
+    return max(peaks)
 
 
 def allowed_bytes(root: Path = Path("/")) -> int:

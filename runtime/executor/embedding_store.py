@@ -67,7 +67,7 @@ class EmbeddingStore:
                 f"image has {num_rows} rows, but {self._num_free} of {self.capacity_tokens} are free"
             )
         taken = self._free[self._num_free - num_rows : self._num_free][::-1].copy()
-        index_T = torch.from_numpy(taken).to(self._rows_RD.device)
+        index_T = torch.from_numpy(taken).to(self._rows_RD.device, non_blocking=True)
         self._rows_RD.index_copy_(0, index_T, rows_TD.to(self._rows_RD.dtype))
         self._num_free -= num_rows
         self._held[image_hash] = (taken, index_T)

@@ -20,10 +20,14 @@ from runtime.checkpoint import VisionConfig
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.graphs import Bucket, GraphSet, SelfTestFill
 from runtime.executor.packing import Pack, pack_eager, pack_images
-from runtime.model.qwen2_5_vl_vision import EncoderInputs, VisionEncoder, encoder_inputs, patchify
+from runtime.model.qwen2_5_vl_vision import EncoderInputs, VisionEncoder, encoder_inputs, patch_grid
 from runtime.model.vision_layout import EncoderLayout, encoder_layout
+from runtime.staging import PinnedArena
 
 _NOISE_SEED = 20
+
+# Of the pinned memory beside pixels and indices: cumulative sums, and what alignment leaves between arrays.
+_ARENA_SLACK_BYTES = 1 << 16
 
 
 Pixels = NDArray[np.uint8]
@@ -62,9 +66,13 @@ class EncoderProgram:
         self._encoder = encoder
         self._config = config
         self._device = device
+        self._arena = PinnedArena(0, device)
 
     def allocate(self, bucket: Bucket) -> StaticEncoderInputs:
         """Buffers of a bucket that holds one smallest image and padding."""
+        num_patches, num_values = self._patch_shape(bucket.tokens)
+        # Pixels and positions of the patches, two permutations and at most as many windows as tokens.
+        self._arena.grow(num_patches * (num_values + 8) + bucket.tokens * 20 + _ARENA_SLACK_BYTES)
         layout = self._layout([self._smallest], bucket)
         patches_PC = torch.zeros(self._patch_shape(bucket.tokens), dtype=torch.uint8, device=self._device)
         return StaticEncoderInputs(inputs=encoder_inputs(patches_PC, layout, device=self._device))
@@ -92,6 +100,7 @@ class EncoderProgram:
         """Writes the images and their layout into the static buffers; the tail becomes black padding."""
         layout = self._layout([(image.shape[0], image.shape[1]) for image in pixels], bucket)
         buffers = inputs.inputs
+        self._arena.reuse()
         start = self._write_patches(buffers.patches_PC, pixels)
         buffers.patches_PC[start:].zero_()
         for buffer, values in (
@@ -101,7 +110,8 @@ class EncoderProgram:
             (buffers.full.cu_seqlens_S, layout.cu_seqlens),
             (buffers.windows.cu_seqlens_S, layout.cu_window_seqlens),
         ):
-            buffer.copy_(torch.from_numpy(values), non_blocking=True)
+            self._arena.copy(values, buffer)
+        self._arena.finish()
 
     def eager(self, pixels: Sequence[Pixels]) -> Tensor:
         """Rows [T, D] of the images end to end, without any padding: the plain twin."""
@@ -110,13 +120,20 @@ class EncoderProgram:
         patches_PC = torch.empty(
             self._patch_shape(sum(map(self.num_tokens, pixels))), dtype=torch.uint8, device=self._device
         )
+        self._arena.reuse()
         self._write_patches(patches_PC, pixels)
+        self._arena.finish()
         return self._encoder.forward(encoder_inputs(patches_PC, layout, device=self._device))
 
     def num_tokens(self, pixels: Pixels) -> int:
         """Output tokens of an image."""
         height, width = pixels.shape[:2]
         return int(height) * int(width) // self._config.pixels_per_token_side**2
+
+    @property
+    def pixels_per_token_side(self) -> int:
+        """Side in pixels of the square that becomes one token."""
+        return self._config.pixels_per_token_side
 
     @property
     def _smallest(self) -> tuple[int, int]:
@@ -131,14 +148,14 @@ class EncoderProgram:
 
     def _write_patches(self, patches_PC: Tensor, pixels: Sequence[Pixels]) -> int:
         """Patchifies the images, one after the other, into the front of the buffer; returns how many patches."""
+        config = self._config
         start = 0
         for image in pixels:
-            # Pixels that came as a message are read-only memory, which torch does not wrap without a warning.
-            writable = image if image.flags.writeable else image.copy()
-            pixels_HWC = torch.from_numpy(writable).to(self._device, non_blocking=True)
-            patches = patchify(pixels_HWC, self._config.patch_size, self._config.spatial_merge_size)
-            patches_PC[start : start + len(patches)].copy_(patches)
-            start += len(patches)
+            pixels_HWC = self._arena.stage(image).to(self._device, non_blocking=True)
+            grid = patch_grid(pixels_HWC, config.patch_size, config.spatial_merge_size)
+            end = start + grid.numel() // patches_PC.shape[1]
+            patches_PC[start:end].view(grid.shape).copy_(grid)
+            start = end
         return start
 
 

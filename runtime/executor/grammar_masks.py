@@ -30,8 +30,10 @@ class TokenMasks:
 
     def apply(self, logits_SV: Tensor) -> Tensor:
         """A copy of the logits, with minus infinity for what no grammar allows."""
-        allowed_CV = unpack_bits(self.packed_CB, logits_SV.shape[-1])
-        masked_CV = logits_SV.index_select(0, self.positions_C).masked_fill_(~allowed_CV, float("-inf"))
+        forbidden_CV = unpack_bits(self.packed_CB, logits_SV.shape[-1]).logical_not_()
+        if len(self.positions_C) == len(logits_SV):
+            return logits_SV.masked_fill(forbidden_CV, float("-inf"))
+        masked_CV = logits_SV.index_select(0, self.positions_C).masked_fill_(forbidden_CV, float("-inf"))
         return logits_SV.index_copy(0, self.positions_C, masked_CV)
 
 
@@ -75,5 +77,6 @@ class GrammarMasks:
 
 def unpack_bits(packed_CB: Tensor, num_bits: int) -> Tensor:
     """Bits [C, num_bits] as booleans: `i` is bit `i % 8` of byte `i // 8`, as NumPy unpacks with the order "little"."""
-    bits_8 = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=packed_CB.device)
-    return (packed_CB.unsqueeze(-1) & bits_8).ne_(0).view(torch.bool).flatten(1)[:, :num_bits]
+    # Made on the device: a list of bits would be copied there, and the step would wait for it.
+    bits_8 = torch.arange(8, dtype=torch.uint8, device=packed_CB.device)
+    return (packed_CB.unsqueeze(-1) >> bits_8).bitwise_and_(1).view(torch.bool).flatten(1)[:, :num_bits]

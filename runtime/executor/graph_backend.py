@@ -1,6 +1,6 @@
 """How a device captures a forward and replays it: the protocol, and its emulation for a CPU.
 
-Knows no buckets, no families and no counting. A CUDA backend stands beside the emulated one in the same shape.
+Knows no buckets, no families and no counting. CUDA's backend (`cuda_graphs`) has the same shape as the emulated one.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,13 @@ class CaptureError(RuntimeError):
 
 
 class CapturedGraph(Protocol):
-    """One captured bucket. `graph_bytes`: what capture took from the device, the first replay included."""
+    """One captured bucket. `graph_bytes`: what capture took from the device, the first replay included; of these
+    `driver_bytes` lie outside of the allocator. After `release` they are what is retained all the same."""
 
     @property
     def graph_bytes(self) -> int: ...
+    @property
+    def driver_bytes(self) -> int: ...
 
     def replay(self) -> Tensor:
         """The static output, which the next replay overwrites."""
@@ -37,6 +40,11 @@ class GraphBackend(Protocol):
 
     @property
     def name(self) -> Literal["cuda", "emulated"]: ...
+
+    @property
+    def segment_bytes(self) -> int:
+        """What the backend's own pool of memory holds now; 0 once all graphs are released and nothing is retained."""
+        ...
 
     @property
     def replays_eagerly(self) -> bool:
@@ -61,6 +69,7 @@ class EmulatedBackend:
 
     name: Literal["emulated"] = "emulated"
     replays_eagerly = True
+    segment_bytes = 0  # no pool of its own
 
     def __init__(self, *, counted: Sequence[Tensor] = ()) -> None:
         self._counted_storages = {tensor.untyped_storage().data_ptr() for tensor in counted}
@@ -78,6 +87,8 @@ class EmulatedBackend:
 
 class EmulatedGraph:
     """What `EmulatedBackend` captured. While it lives its storages are counted; a released address may be reused."""
+
+    driver_bytes = 0
 
     def __init__(
         self, forward: Callable[[], Tensor], output: Tensor, storages: dict[int, int], counted_storages: set[int]

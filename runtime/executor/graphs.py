@@ -125,6 +125,16 @@ class GraphSet(Generic[InputsT]):
         """What the family's graphs hold now, with what failed captures retain."""
         return sum(info.graph_bytes for info in self._infos.values())
 
+    @property
+    def driver_bytes(self) -> int:
+        """The part of `graph_bytes` that lies outside of the allocator."""
+        return sum(info.driver_bytes for info in self._infos.values())
+
+    @property
+    def segment_bytes(self) -> int:
+        """What the backend's pool holds now."""
+        return self._backend.segment_bytes if self._backend else 0
+
     def info(self, *, reserved_bytes: int) -> GraphFamilyInfo:
         """What the metrics and the ledger show. `reserved_bytes`: what KV sizing subtracted for this family."""
         return GraphFamilyInfo(
@@ -134,6 +144,8 @@ class GraphSet(Generic[InputsT]):
             reserved_bytes=reserved_bytes,
             measured_bytes=self.graph_bytes,
             captured_bytes=self.graph_bytes,
+            driver_bytes=self.driver_bytes,
+            segment_bytes=self.segment_bytes,
         )
 
     def capture(self, program: GraphProgram[InputsT]) -> None:
@@ -222,11 +234,14 @@ class GraphSet(Generic[InputsT]):
                 "graph": self.family,
                 "bucket": bucket.name,
                 "mib": round(graph.graph_bytes / MIB, 3),
+                "driver_mib": round(graph.driver_bytes / MIB, 3),
                 "seconds": round(capture_seconds, 3),
                 "self_test": "passed",
             },
         )
-        info = self._info(bucket, "captured", graph.graph_bytes, capture_seconds, self_test="passed")
+        info = self._info(
+            bucket, "captured", graph.graph_bytes, capture_seconds, self_test="passed", driver_bytes=graph.driver_bytes
+        )
         return _Slot(inputs=inputs, graph=graph), info
 
     def _self_test(
@@ -295,6 +310,7 @@ class GraphSet(Generic[InputsT]):
         seconds: float,
         *,
         self_test: Literal["passed", "failed", "not_run"],
+        driver_bytes: int = 0,
         error: str | None = None,
     ) -> BucketInfo:
         return BucketInfo(
@@ -303,6 +319,7 @@ class GraphSet(Generic[InputsT]):
             max_items=bucket.max_items,
             state=state,
             graph_bytes=graph_bytes,
+            driver_bytes=driver_bytes,
             capture_seconds=seconds,
             self_test=self_test,
             error=error,

@@ -135,6 +135,32 @@ class AnonymousMapping:
         return int(np.count_nonzero(self._page_flags & 1)) * mmap.PAGESIZE
 
 
+class TensorBacking:
+    """An ordinary tensor of the device: a backing whose size is what it was made with."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        # Zeros: a masked position contributes 0 times what is there, which must be a number.
+        self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._bytes.numel()
+
+    @property
+    def backed_bytes(self) -> int:
+        return self._bytes.numel()
+
+    def tensor(self) -> Tensor:
+        return self._bytes
+
+    def resize(self, num_bytes: int) -> None:
+        """Nothing moves: all of it has memory, whatever part is in use."""
+        assert 0 <= num_bytes <= self.capacity_bytes, (num_bytes, self.capacity_bytes)
+
+    def resident_bytes(self) -> int:
+        return self._bytes.numel()
+
+
 class KVCache:
     """Blocks `0 .. num_blocks` over a backing, and the strided views through which attention reads and writes them.
 

@@ -91,6 +91,8 @@ class MemoryPlan:
         lines = [f"{row:<{width}}  {value / MIB:>12,.3f} MiB" for row, value in self.components.items()]
         lines.append("-" * len(lines[0]))
         lines.append(f"{'requested':<{width}}  {self.requested_bytes / MIB:>12,.3f} MiB")
+        if not self.num_blocks:
+            return "\n".join([*lines, "no KV cache"])
         tokens = (self.num_blocks - 1) * self.block_size
         blocks = f"{self.num_blocks} blocks of {self.block_size} tokens ({self.block_bytes} bytes)"
         return "\n".join([*lines, f"KV cache: {blocks}, {tokens} tokens"])
@@ -161,6 +163,39 @@ def plan_memory(
         num_blocks=num_blocks,
         block_size=kv.block_size,
         block_bytes=kv.block_bytes,
+    )
+
+
+def plan_encoder_memory(
+    *,
+    requested_bytes: int,
+    rows: MeasuredRows,
+    margin_bytes: int,
+    reserve_graph_memory: ReserveGraphMemory,
+    request_knob: str,
+) -> MemoryPlan:
+    """The plan of an encoder without a decoder: there is no KV cache to give the rest to, so the request is lowered to
+    what is needed.
+
+    Raises:
+        MemoryPlanError: the rows exceed `requested_bytes`.
+    """
+    fixed = asdict(rows)
+    if reserve_graph_memory != "on":
+        fixed.update(dict.fromkeys(GRAPH_ROWS, 0))
+    fixed |= {"margin": margin_bytes, "kv": 0, "rounding": 0}
+    needed_bytes = sum(fixed.values())
+    if needed_bytes > requested_bytes:
+        raise MemoryPlanError(
+            f"the encoder needs {_mib(needed_bytes)}, but {request_knob} gives {_mib(requested_bytes)}: "
+            f"raise {request_knob}"
+        )
+    return MemoryPlan(
+        requested_bytes=needed_bytes,
+        components={row: fixed[row] for row in MEMORY_COMPONENTS},
+        num_blocks=0,
+        block_size=0,
+        block_bytes=0,
     )
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.executor.batch import Padding, Step, StepBatch, StepBuffers, StepShape, fill_batch
-from runtime.executor.decoder_program import Decoder, DecoderInputs, DecoderProgram
+from runtime.executor.decoder_program import Decoder, DecoderInputs, DecoderProgram, attention_bucket
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderItem
 from runtime.executor.grammar_masks import GrammarMasks
@@ -257,7 +257,9 @@ class ModelRunner:
         matchers = [scheduled[b][0].matcher for b in batch.sampling_B]
         # The device may still be at the forward: the host fills the masks meanwhile.
         masks = self._grammars.fill(matchers) if self._grammars is not None else None
-        sampled = self._sampler.sample(logits_SV, slots_S, self._slots.num_outputs_N[slots_S], masks)
+        sampled = self._sampler.sample(
+            logits_SV, slots_S, self._slots.num_outputs_N[slots_S], masks, meanwhile=self._attention.anticipate
+        )
         self._slots.append(slots_S, lengths_S, sampled.token_ids)
         tokens: dict[str, SampledToken] = {}
         for row, (b, token_id) in enumerate(zip(batch.sampling_B.tolist(), sampled.token_ids, strict=True)):
@@ -294,7 +296,7 @@ class ModelRunner:
         if self._graphs is not None:
             choice = self._graphs.choose(tokens=shape.num_tokens, items=shape.num_seqs, is_mixed=not shape.is_decode)
             if not isinstance(choice, str):
-                padding = Padding(tokens=choice.tokens, is_mixed=choice.is_mixed)
+                padding = Padding(tokens=choice.tokens, is_mixed=choice.is_mixed, bucket=attention_bucket(choice))
                 batch = fill_batch(self._buffers, self._slots, scheduled, shape, padding)
                 embeds_TD = self._graphs.inputs(choice).embeds_TD
                 if embeds_TD is not None:

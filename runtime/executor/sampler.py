@@ -11,7 +11,7 @@ by default.
 Legend: S sequences that sample in this step, V vocabulary, N rows, K likeliest tokens looked at, L logprobs a row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +22,16 @@ from torch import Tensor
 from runtime.executor.grammar_masks import TokenMasks
 from runtime.executor.sampling_rows import NO_LOGPROBS, SamplingRows, uniform_numbers
 from runtime.request import TokenLogprobs
+from runtime.staging import HostCopy
 
 # What stands for the logarithm of nothing, so that no infinity and no NaN reaches JSON (vLLM's value).
 MIN_LOGPROB = -9999.0
 
 # Top-p first looks at so many likeliest tokens: sorting eight rows of 4,096 logits takes 335 us on a CPU, these 90.
 _HEAD_SIZE = 256
+
+# Token, peak, logprob, and the 20 likeliest tokens that OpenAI's API allows, with their logprobs.
+_MAX_COLUMNS = 3 + 2 * 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +48,16 @@ class Sampler:
 
     def __init__(self, rows: SamplingRows) -> None:
         self._rows = rows
+        self._copy = HostCopy(len(rows.is_plain) * _MAX_COLUMNS * 4, rows.device)
 
     def sample(
-        self, logits_SV: Tensor, rows: NDArray[np.int64], steps: NDArray[np.int64], masks: TokenMasks | None = None
+        self,
+        logits_SV: Tensor,
+        rows: NDArray[np.int64],
+        steps: NDArray[np.int64],
+        masks: TokenMasks | None = None,
+        *,
+        meanwhile: Callable[[], None] | None = None,
     ) -> SampledBatch:
         """Picks a token a sequence. `logits_SV` is left as it is.
 
@@ -55,12 +66,13 @@ class Sampler:
             rows: the sampling row of each sequence; no row twice.
             steps: how many output tokens each sequence has already.
             masks: of the sequences that a grammar binds; each allows a token at least.
+            meanwhile: host work to do while the device finishes the step.
         """
         if masks is None and self._rows.is_plain[rows].all():
             if self._rows.device.type == "cpu":
                 return _greedy_on_host(logits_SV.numpy())
             peak_S, next_tokens_S = logits_SV.max(dim=-1)  # of equal logits the lowest id, as torch documents
-            return _unpack(_pack(next_tokens_S, peak_S), num_logprobs=None)
+            return _unpack(self._fetch(_pack(next_tokens_S, peak_S), meanwhile), num_logprobs=None)
         wanted = self._rows.num_logprobs[rows]
         processed_SV = self._process(logits_SV, rows)
         if masks is not None:
@@ -69,11 +81,13 @@ class Sampler:
         self._remember(next_tokens_S, rows)
         peak_S = logits_SV.amax(dim=-1)
         if (wanted == NO_LOGPROBS).all():
-            return _unpack(_pack(next_tokens_S, peak_S), num_logprobs=None)
-        return _unpack(
-            _pack(next_tokens_S, peak_S, *_logprobs(logits_SV, next_tokens_S, int(wanted.max()))),
-            num_logprobs=wanted.tolist(),
-        )
+            return _unpack(self._fetch(_pack(next_tokens_S, peak_S), meanwhile), num_logprobs=None)
+        packed = _pack(next_tokens_S, peak_S, *_logprobs(logits_SV, next_tokens_S, int(wanted.max())))
+        return _unpack(self._fetch(packed, meanwhile), num_logprobs=wanted.tolist())
+
+    def _fetch(self, packed: Tensor, meanwhile: Callable[[], None] | None) -> NDArray[np.int32]:
+        """The step's one device-to-host copy."""
+        return self._copy.fetch(packed, meanwhile=meanwhile).view(np.int32)
 
     def _process(self, logits_SV: Tensor, rows: NDArray[np.int64]) -> Tensor:
         """Logits after bias and penalties; a copy if there are any."""
@@ -236,9 +250,8 @@ def _pack(
     return torch.cat(columns, dim=1)
 
 
-def _unpack(packed: Tensor, *, num_logprobs: Sequence[int] | None) -> SampledBatch:
-    """Makes the step's one device-to-host copy, and takes the columns apart."""
-    columns: NDArray[np.int32] = packed.cpu().numpy()
+def _unpack(columns: NDArray[np.int32], *, num_logprobs: Sequence[int] | None) -> SampledBatch:
+    """Takes the columns that `_pack` made apart."""
     logprobs: list[TokenLogprobs | None] | None = None
     if num_logprobs is not None:
         num_top = (columns.shape[1] - 3) // 2

@@ -102,9 +102,10 @@ class SamplingRows:
             )
         if self.has_penalties[row]:
             counts = np.bincount(output_token_ids, minlength=self.vocab_size).astype(np.int32)
-            self.output_counts_NV[row].copy_(torch.from_numpy(counts))
+            self.output_counts_NV[row].copy_(torch.from_numpy(counts), non_blocking=True)
             self.is_in_prompt_NV[row] = False
-            self.is_in_prompt_NV[row].index_fill_(0, torch.from_numpy(prompt_token_ids).to(self.device), True)
+            prompt = torch.from_numpy(prompt_token_ids).to(self.device, non_blocking=True)
+            self.is_in_prompt_NV[row].index_fill_(0, prompt, True)
 
     def bias_of(self, rows: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """The biases of a step's rows, end to end: (position in `rows`, token id, bias)."""

@@ -13,17 +13,31 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionBucket:
+    """A shape that a graph captures: `num_tokens` queries of at most `num_seqs` sequences, padding included. Where
+    `is_mixed` is false each sequence has one query."""
+
+    num_tokens: int
+    num_seqs: int
+    is_mixed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionBatch:
     """One step's sequences, laid end to end: sequence b owns queries `query_start_loc[b]` .. `query_start_loc[b + 1]`,
     which are the last of its `seq_lens[b]` tokens. Slot of a token = block_id * block_size + offset in the block.
 
-    Padding sequences of a bucket have one query, length 1, and a block table of the null block 0.
+    Padding sequences have block tables of the null block 0: in a decode bucket each has one query and length 1; in a
+    mixed one there is one, with the whole tail's queries. `block_tables_cpu` is the host's copy of the tables, valid
+    until the next step is filled in; `bucket` says for which graph the step is, `None` for an eager one.
     """
 
     query_start_loc_cpu: NDArray[np.int32]  # [B + 1]
     seq_lens_cpu: NDArray[np.int32]  # [B]
     block_tables_BN: Tensor  # int32, on the device
     slot_mapping_T: Tensor  # int64, on the device
+    block_tables_cpu: NDArray[np.int32] | None = None  # [B, N]
+    bucket: AttentionBucket | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -35,12 +49,28 @@ class DecoderAttention(Protocol):
     """Causal attention of the decoder over cached keys and values.
 
     `plan` is called once a step, before the first layer; `forward` stores `k` and `v` and attends, once a layer.
+    `anticipate` may be called once the step is on its way: host work for the step that most likely follows.
     """
 
     def plan(self, batch: AttentionBatch) -> None: ...
 
+    def anticipate(self) -> None: ...
+
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """Attention output [T, H, D]; queries are scaled by D ** -0.5."""
+        ...
+
+
+class CacheAttention(DecoderAttention, Protocol):
+    """Attention over the paged cache as a start puts it together."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes on the device that are held from step to step, beside the cache: a row of the ledger."""
+        ...
+
+    def reserve(self, max_model_len: int) -> None:
+        """Makes room for sequences of that many tokens, so that no step has to."""
         ...
 
 

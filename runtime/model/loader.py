@@ -14,10 +14,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtime.checkpoint import CheckpointError, ModelConfig, ProcessorConfig, read_processor_config, weight_files
+from runtime.config import LoadFormat
 from runtime.model.attention import EncoderAttention
 from runtime.model.layers import Place, WeightTargets
 from runtime.model.qwen2_5_vl_text import TextDecoder
 from runtime.model.qwen2_5_vl_vision import VisionEncoder
+from runtime.model.random_weights import fill_randomly
 from runtime.model.registry import family
 from runtime.model.sdpa import SdpaEncoderAttention
 
@@ -49,6 +51,12 @@ class LoadedModel:
             for tensor in tensors
         )
 
+    def compile_layers(self) -> None:
+        """Both towers run through Inductor from now on; the first forward of each compiles it."""
+        self.vision.compile_layers()
+        if self.text is not None:
+            self.text.compile_layers()
+
 
 def load_model(
     directory: Path,
@@ -59,6 +67,8 @@ def load_model(
     processor: ProcessorConfig | None = None,
     encoder_attention: EncoderAttention | None = None,
     parts: Literal["all", "vision"] = "all",
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
 ) -> LoadedModel:
     """The model of a checkpoint, on `device` in `dtype`.
 
@@ -67,6 +77,7 @@ def load_model(
         processor: mean and deviation of pixels; read from the directory by default.
         encoder_attention: SDPA by default.
         parts: `vision` leaves the decoder out and does not look at its weights.
+        load_format: `random` makes weights up from `seed`, and the directory needs no weight files.
 
     Raises:
         CheckpointError: a file is missing or broken, or tensors are missing, unexpected, or of another shape.
@@ -90,7 +101,10 @@ def load_model(
             return False
         return text is not None or name.startswith(f"{kind.vision_prefix}.")
 
-    _fill(targets, directory, kind.published_name, is_wanted)
+    if load_format == "random":
+        fill_randomly(targets, dtype=dtype, device=device, seed=seed)
+    else:
+        _fill(targets, directory, kind.published_name, is_wanted)
     return LoadedModel(vision=vision, text=text)
 
 

@@ -6,7 +6,9 @@ to end without a batch dimension.
 Legend: T tokens of a step, S rows to sample, D hidden, V vocabulary, H heads, K KV heads, E head width.
 """
 
-from typing import Unpack
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TypeAlias, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from runtime.checkpoint import TextConfig
 from runtime.model.attention import DecoderAttention
+from runtime.model.compiled import compiled
 from runtime.model.layers import (
     Linear,
     Place,
@@ -26,6 +29,11 @@ from runtime.model.layers import (
     rms_norm,
     rotary_tables,
 )
+
+QueryKeyValue: TypeAlias = tuple[Tensor, Tensor, Tensor]  # [T, H, E], [T, K, E], [T, K, E]
+Between: TypeAlias = Callable[
+    ["DecoderLayer", "DecoderLayer", Tensor, Tensor, Tensor, Tensor], tuple[Tensor, QueryKeyValue]
+]
 
 
 class TextDecoder(nn.Module):
@@ -50,6 +58,11 @@ class TextDecoder(nn.Module):
         frequencies = inverse_frequencies(config.head_dim, config.rope_theta, device=device)
         self.register_buffer("frequency_axes", axes.to(device), persistent=False)
         self.register_buffer("inverse_frequencies", frequencies, persistent=False)
+        self.between: Between = between
+
+    def compile_layers(self) -> None:
+        """Runs what lies between two attentions through Inductor from now on: one function for every layer."""
+        self.between = compiled(between)
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Rows [T, D] of tokens [T]."""
@@ -62,12 +75,16 @@ class TextDecoder(nn.Module):
             embeds_TD: rows of tokens, those of images replaced by the encoder's.
             positions_3T: positions along time, height and width; equal for text.
         """
-        angles = positions_3T.float().index_select(0, self.frequency_axes).t() * self.inverse_frequencies
-        rotary = rotary_tables(angles.unsqueeze(1))
+        # Tokens first, so that a token's table lies in one piece.
+        angles = positions_3T.t().float().index_select(1, self.frequency_axes) * self.inverse_frequencies
+        cos, sin = rotary_tables(angles.unsqueeze(1))
         hidden_TD = embeds_TD
-        for layer in self.layers:
-            hidden_TD = layer.forward(hidden_TD, rotary, attention)
-        return self.norm.forward(hidden_TD)
+        qkv = self.layers[0].before(hidden_TD, cos, sin)
+        for layer, following in pairwise(self.layers):
+            attended_THE = attention.forward(layer.index, *qkv)
+            hidden_TD, qkv = self.between(layer, following, hidden_TD, attended_THE, cos, sin)
+        last = self.layers[-1]
+        return self.norm.forward(last.after(hidden_TD, attention.forward(last.index, *qkv)))
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """Float32 [S, V] of rows that `forward` gave."""
@@ -101,13 +118,22 @@ class DecoderLayer(nn.Module):
         self.out = Linear(self.num_heads * self.head_dim, width, bias=False, **place)
         self.mlp = SwiGLU(width, config.intermediate_size, bias=False, **place)
 
-    def forward(self, hidden_TD: Tensor, rotary: tuple[Tensor, Tensor], attention: DecoderAttention) -> Tensor:
+    def before(self, hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> QueryKeyValue:
+        """Queries and keys, rotated, and values."""
         num_tokens, num_rotated = len(hidden_TD), self.num_heads + self.num_kv_heads
         qkv = self.qkv.forward(self.input_norm.forward(hidden_TD)).view(num_tokens, -1, self.head_dim)
-        rotated = apply_rotary(qkv[:, :num_rotated], *rotary)
-        q_THE, k_TKE, v_TKE = rotated[:, : self.num_heads], rotated[:, self.num_heads :], qkv[:, num_rotated:]
-        attended_THE = attention.forward(self.index, q_THE, k_TKE, v_TKE)
-        hidden_TD = hidden_TD + self.out.forward(attended_THE.reshape(num_tokens, -1))
+        rotated = apply_rotary(qkv[:, :num_rotated], cos, sin)
+        if torch.compiler.is_compiling():
+            # In one tensor, so that one kernel can store keys and values: free where the copy is fused.
+            q_THE, k_TKE, v_TKE = torch.cat((rotated, qkv[:, num_rotated:]), dim=1).split(  # type: ignore[no-untyped-call]
+                (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1
+            )
+            return q_THE, k_TKE, v_TKE
+        return rotated[:, : self.num_heads], rotated[:, self.num_heads :], qkv[:, num_rotated:]
+
+    def after(self, hidden_TD: Tensor, attended_THE: Tensor) -> Tensor:
+        """The layer's output [T, D]."""
+        hidden_TD = hidden_TD + self.out.forward(attended_THE.reshape(len(hidden_TD), -1))
         return hidden_TD + self.mlp.forward(self.post_norm.forward(hidden_TD))
 
     def targets(self, prefix: str) -> WeightTargets:
@@ -125,3 +151,11 @@ class DecoderLayer(nn.Module):
             **self.out.targets(f"{prefix}.self_attn.o_proj"),
             **self.mlp.targets(f"{prefix}.mlp"),
         }
+
+
+def between(
+    layer: DecoderLayer, following: DecoderLayer, hidden_TD: Tensor, attended_THE: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, QueryKeyValue]:
+    """From one layer's attention to the next one's: all that a compiler can fuse, residual and next norm too."""
+    hidden_TD = layer.after(hidden_TD, attended_THE)
+    return hidden_TD, following.before(hidden_TD, cos, sin)

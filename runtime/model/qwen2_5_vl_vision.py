@@ -7,8 +7,10 @@ Legend: P patches, C values of a patch (channels * side * side), T output tokens
 H heads, E head width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Unpack
+from itertools import pairwise
+from typing import TypeAlias, Unpack
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from runtime.checkpoint import ProcessorConfig, VisionConfig
 from runtime.model.attention import EncoderAttention, Segments
+from runtime.model.compiled import compiled
 from runtime.model.layers import (
     Linear,
     Place,
@@ -30,6 +33,11 @@ from runtime.model.layers import (
     rotary_tables,
 )
 from runtime.model.vision_layout import EncoderLayout
+
+QueryKeyValue: TypeAlias = tuple[Tensor, Tensor, Tensor]  # [P, H, E] each
+Between: TypeAlias = Callable[
+    ["VisionBlock", "VisionBlock", Tensor, Tensor, Tensor, Tensor], tuple[Tensor, QueryKeyValue]
+]
 
 NORM_EPS = 1e-6
 ROPE_THETA = 10_000.0
@@ -54,7 +62,7 @@ def encoder_inputs(patches_PC: Tensor, layout: EncoderLayout, *, device: torch.d
     """Inputs for an eager forward: the layout's arrays as tensors on `device`."""
 
     def tensor(array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(array).to(device, non_blocking=True)
 
     assert len(patches_PC) == len(layout.position_ids_P2), "patches do not fill the layout"
     return EncoderInputs(
@@ -67,13 +75,19 @@ def encoder_inputs(patches_PC: Tensor, layout: EncoderLayout, *, device: torch.d
     )
 
 
-def patchify(pixels_HWC: Tensor, patch_size: int, merge_size: int) -> Tensor:
-    """An image uint8 [height, width, 3] cut into patches uint8 [P, 3 * patch_size ** 2], in merge blocks."""
+def patch_grid(pixels_HWC: Tensor, patch_size: int, merge_size: int) -> Tensor:
+    """A view of an image uint8 [height, width, 3] whose elements come in the order of its patches' values: [rows,
+    columns, merge_size, merge_size, 3, patch_size, patch_size]."""
     height, width, channels = pixels_HWC.shape
     unit = patch_size * merge_size
     assert height % unit == width % unit == 0, f"image of {height} x {width} pixels, not in steps of {unit}"
     blocks = pixels_HWC.view(height // unit, merge_size, patch_size, width // unit, merge_size, patch_size, channels)
-    return blocks.permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, channels * patch_size**2)
+    return blocks.permute(0, 3, 1, 4, 6, 2, 5)
+
+
+def patchify(pixels_HWC: Tensor, patch_size: int, merge_size: int) -> Tensor:
+    """An image uint8 [height, width, 3] cut into patches uint8 [P, 3 * patch_size ** 2], in merge blocks."""
+    return patch_grid(pixels_HWC, patch_size, merge_size).reshape(-1, pixels_HWC.shape[2] * patch_size**2)
 
 
 class VisionEncoder(nn.Module):
@@ -112,6 +126,12 @@ class VisionEncoder(nn.Module):
         self.register_buffer(
             "inverse_frequencies", inverse_frequencies(head_dim // 2, ROPE_THETA, device=device), persistent=False
         )
+        self.between: Between = between
+
+    def compile_layers(self) -> None:
+        """Runs what lies between two attentions through Inductor from now on: one function, which serves every block
+        and every budget."""
+        self.between = compiled(between)
 
     def forward(self, inputs: EncoderInputs) -> Tensor:
         """Rows [T, out_hidden_size] in the images' order, padding last, in the encoder's type."""
@@ -126,9 +146,14 @@ class VisionEncoder(nn.Module):
 
         full = self.attention.prepare(inputs.full)
         windows = self.attention.prepare(inputs.windows)
-        for index, block in enumerate(self.blocks):
-            prepared = full if index in self.config.fullatt_block_indexes else windows
-            hidden_PD = block.forward(hidden_PD, (cos, sin), self.attention, prepared)
+        prepared = [
+            full if index in self.config.fullatt_block_indexes else windows for index in range(len(self.blocks))
+        ]
+        qkv = self.blocks[0].before(hidden_PD, cos, sin)
+        for segments, (block, following) in zip(prepared, pairwise(self.blocks), strict=False):
+            attended_PHE = self.attention.forward(segments, *qkv)
+            hidden_PD, qkv = self.between(block, following, hidden_PD, attended_PHE, cos, sin)
+        hidden_PD = self.blocks[-1].after(hidden_PD, self.attention.forward(prepared[-1], *qkv))
         return self.merger.forward(hidden_PD).index_select(0, inputs.reverse_index_T)
 
     def targets(self, prefix: str) -> WeightTargets:
@@ -162,12 +187,14 @@ class VisionBlock(nn.Module):
         self.proj = Linear(width, width, bias=True, **place)
         self.mlp = SwiGLU(width, config.intermediate_size, bias=True, multiple=mlp_multiple, **place)
 
-    def forward(
-        self, hidden_PD: Tensor, rotary: tuple[Tensor, Tensor], attention: EncoderAttention, prepared: object
-    ) -> Tensor:
+    def before(self, hidden_PD: Tensor, cos: Tensor, sin: Tensor) -> QueryKeyValue:
+        """Queries and keys, rotated, and values."""
         qkv = self.qkv.forward(self.norm1.forward(hidden_PD)).view(len(hidden_PD), 3, self.num_heads, -1)
-        rotated = apply_rotary(qkv[:, :2], *rotary)
-        attended_PHE = attention.forward(prepared, rotated[:, 0], rotated[:, 1], qkv[:, 2])
+        rotated = apply_rotary(qkv[:, :2], cos, sin)
+        return rotated[:, 0], rotated[:, 1], qkv[:, 2]
+
+    def after(self, hidden_PD: Tensor, attended_PHE: Tensor) -> Tensor:
+        """The block's output [P, D]."""
         hidden_PD = hidden_PD + self.proj.forward(attended_PHE.reshape(hidden_PD.shape))
         return hidden_PD + self.mlp.forward(self.norm2.forward(hidden_PD))
 
@@ -179,6 +206,14 @@ class VisionBlock(nn.Module):
             **self.proj.targets(f"{prefix}.attn.proj"),
             **self.mlp.targets(f"{prefix}.mlp"),
         }
+
+
+def between(
+    block: VisionBlock, following: VisionBlock, hidden_PD: Tensor, attended_PHE: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, QueryKeyValue]:
+    """From one block's attention to the next one's: all that a compiler can fuse, residual and next norm too."""
+    hidden_PD = block.after(hidden_PD, attended_PHE)
+    return hidden_PD, following.before(hidden_PD, cos, sin)
 
 
 class PatchMerger(nn.Module):

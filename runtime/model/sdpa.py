@@ -80,6 +80,9 @@ class DenseSdpaAttention:
         self._bounds = list(pairwise(batch.query_start_loc_cpu.tolist()))
         assert np.array_equal(np.diff(batch.query_start_loc_cpu), batch.seq_lens_cpu), "tokens outside of the step"
 
+    def anticipate(self) -> None:
+        """Nothing to prepare."""
+
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """Attention output [T, H, D]."""
         groups = q_THD.shape[1] // k_TKD.shape[1]
@@ -180,6 +183,9 @@ class PagedSdpaAttention:
             self._prompt(batch, index, int(starts[index]), int(num_queries[index]), int(lengths[index]))
             for index in np.flatnonzero(num_queries > 1).tolist()
         ]
+
+    def anticipate(self) -> None:
+        """Nothing to prepare: a plan is quick, and no device works meanwhile on a CPU."""
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """Stores keys and values, then gives the attention output [T, H, D]."""

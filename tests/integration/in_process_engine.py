@@ -3,7 +3,7 @@
 `build_engine` does the same with a memory plan in between; here the KV cache has as many blocks as the test says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from runtime.checkpoint import ModelConfig, read_model_config, read_processor_config
 from runtime.config import EngineConfig, ResolvedConfig, resolve_config
 from runtime.executor.batch import StepBuffers
-from runtime.executor.decoder_program import DecoderInputs, step_max_seqs
+from runtime.executor.decoder_program import DecoderInputs, attention_bucket, step_max_seqs
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderProgram, EncoderRunner, StaticEncoderInputs
 from runtime.executor.grammar_masks import GrammarMasks
@@ -22,6 +22,8 @@ from runtime.executor.graph_backend import EmulatedBackend
 from runtime.executor.graphs import GraphSet, decoder_buckets, encoder_buckets
 from runtime.executor.kv_cache import KVCache, kv_layout
 from runtime.executor.model_runner import ModelRunner
+from runtime.model.attention import CacheAttention
+from runtime.model.flashinfer_attention import AttentionLimits
 from runtime.model.loader import LoadedModel, load_model
 from runtime.model.sdpa import PagedSdpaAttention
 from runtime.processing.grammar_compiler import GrammarCompiler
@@ -83,7 +85,13 @@ class EngineFactory:
         )
         self._model: LoadedModel = load_model(directory, self.config, dtype=torch.float32, device=CPU)
 
-    def build(self, *, num_blocks: int = 256, **settings: object) -> InProcessEngine:
+    def build(
+        self,
+        *,
+        num_blocks: int = 256,
+        make_attention: Callable[[KVCache, AttentionLimits], CacheAttention] | None = None,
+        **settings: object,
+    ) -> InProcessEngine:
         """`settings`: fields of `EngineConfig`; graphs are off unless they say otherwise."""
         engine = EngineConfig(**{"max_model_len": 1024, "enforce_eager": True, **settings})  # type: ignore[arg-type]
         resolved = resolve_config(engine, self.config, self._processor)
@@ -91,7 +99,16 @@ class EngineFactory:
         buckets = () if engine.enforce_eager else decoder_buckets(resolved)
         max_mixed_tokens = max((bucket.tokens for bucket in buckets if bucket.is_mixed), default=0)
         kv = KVCache(kv_layout(text, torch.float32, engine.block_size), num_blocks)
-        attention = PagedSdpaAttention(kv, num_layers=text.num_hidden_layers)
+        attention: CacheAttention = PagedSdpaAttention(kv, num_layers=text.num_hidden_layers)
+        if make_attention is not None:
+            limits = AttentionLimits(
+                num_heads=text.num_attention_heads,
+                max_num_seqs=engine.max_num_seqs,
+                max_num_batched_tokens=engine.max_num_batched_tokens,
+                max_model_len=resolved.max_model_len,
+                buckets=tuple(attention_bucket(bucket) for bucket in buckets),
+            )
+            attention = make_attention(kv, limits)
         store = EmbeddingStore(
             capacity_tokens=resolved.encoder_cache_tokens,
             hidden=text.hidden_size,

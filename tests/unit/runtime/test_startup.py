@@ -33,6 +33,7 @@ PHASES = [
     "capture_decoder",
     "plan",
     "back_kv",
+    "keep_transient",
     "final_reading",
 ]
 SMALL: dict[str, Any] = {

@@ -1,5 +1,6 @@
 """Readings of a CPU's memory, on the real process and on made-up control groups."""
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ def test_memory_in_use_grows_and_shrinks_with_the_process() -> None:
 
 
 def test_peak_is_of_the_run_alone() -> None:
+    gc.collect()  # what tests before left must not go away in between
     device = CpuDevice()
     big = np.ones(256 * MIB, dtype=np.uint8)
     del big
@@ -41,6 +43,7 @@ def test_peak_is_of_the_run_alone() -> None:
 
 
 def test_peak_takes_the_largest_of_readings_that_do_not_agree(caplog: pytest.LogCaptureFixture) -> None:
+    gc.collect()
     device = CpuDevice()
     before = device.used_bytes()
     sizes = iter([100, 260, 120, 290])

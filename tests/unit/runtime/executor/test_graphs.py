@@ -252,6 +252,7 @@ class SkewedBackend:
 
     name = "emulated"
     replays_eagerly = False
+    segment_bytes = 0
 
     def __init__(self, skew: float) -> None:
         self._skew = skew

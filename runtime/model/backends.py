@@ -1,0 +1,207 @@
+"""Which kernels run attention and whether layers are compiled, and why: choices from facts, and what they build.
+
+Knows settings, devices and shapes. The choices are pure functions of what `DeviceFacts` says, so that a CPU can test
+what a GPU will get.
+"""
+
+import importlib
+import importlib.util
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from runtime.checkpoint import ModelConfig, TextConfig, VisionConfig
+from runtime.config import AttentionBackend, CompileMode, ConfigError, EncoderAttentionBackend, EngineConfig
+from runtime.model.attention import CacheAttention, EncoderAttention, KVLayers
+from runtime.model.flashinfer_attention import HEAD_DIMS, AttentionLimits, FlashInferAttention
+from runtime.model.sdpa import PagedSdpaAttention, SdpaEncoderAttention
+
+log = logging.getLogger(__name__)
+
+HALF = (torch.float16, torch.bfloat16)
+
+# FlashInfer's `fa3` is written for this generation alone (9.0, Hopper); `fa2` and `varlen_attn` want 8.0 at least.
+HOPPER = (9, 0)
+AMPERE = (8, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """What the choices depend on. `capability` is CUDA's compute capability; (0, 0) on a CPU."""
+
+    device: Literal["cpu", "cuda"]
+    capability: tuple[int, int]
+    num_multiprocessors: int
+    has_flashinfer: bool
+
+    @classmethod
+    def of(cls, device: torch.device) -> "DeviceFacts":
+        """The facts of a real device."""
+        if device.type != "cuda":
+            return cls(device="cpu", capability=(0, 0), num_multiprocessors=0, has_flashinfer=False)
+        properties = torch.cuda.get_device_properties(device)
+        return cls(
+            device="cuda",
+            capability=(properties.major, properties.minor),
+            num_multiprocessors=properties.multi_processor_count,
+            has_flashinfer=importlib.util.find_spec("flashinfer") is not None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A backend and why it was chosen. `can_capture`: its forward may be part of a graph of this device."""
+
+    backend: Literal["flashinfer-fa2", "flashinfer-fa3", "varlen", "sdpa"]
+    reason: str
+    can_capture: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """Everything that was chosen for one engine."""
+
+    facts: DeviceFacts
+    attention: Choice
+    encoder_attention: Choice
+    is_compiled: bool
+
+
+def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The choices for an engine, each logged with its reason.
+
+    Raises:
+        ConfigError: what was asked for cannot run here.
+    """
+    facts = DeviceFacts.of(device)
+    kernels = Kernels(
+        facts=facts,
+        attention=choose_attention(config.attention_backend, facts=facts, dtype=dtype, text=model.text),
+        encoder_attention=choose_encoder_attention(
+            config.encoder_attention_backend, facts=facts, dtype=dtype, vision=model.vision
+        ),
+        is_compiled=should_compile(config.compile, facts=facts),
+    )
+    for kind, choice in (("decoder", kernels.attention), ("encoder", kernels.encoder_attention)):
+        log.info("attention", extra={"kind": kind, "backend": choice.backend, "reason": choice.reason})
+    log.info("compile", extra={"compile": config.compile, "is_compiled": kernels.is_compiled})
+    return kernels
+
+
+def choose_attention(wanted: AttentionBackend, *, facts: DeviceFacts, dtype: torch.dtype, text: TextConfig) -> Choice:
+    """The decoder's attention.
+
+    Raises:
+        ConfigError: what was asked for cannot run here; says why.
+    """
+    obstacle = _flashinfer_obstacle(facts, dtype, text)
+    if wanted == "flashinfer-fa3" and obstacle is None and facts.capability != HOPPER:
+        obstacle = f"fa3 is for compute capability 9.0, this device has {_version(facts.capability)}"
+    if wanted == "sdpa":
+        return _sdpa(facts, "it was asked for")
+    if wanted != "auto":
+        if obstacle is not None:
+            raise ConfigError(f"attention_backend is {wanted!r}: {obstacle}")
+        return Choice(backend=wanted, reason="it was asked for", can_capture=True)
+    if obstacle is not None:
+        return _sdpa(facts, obstacle)
+    return Choice(
+        backend="flashinfer-fa2",
+        reason="one module serves prefill and decode; flashinfer-fa3 compiles a second one for minutes at first use",
+        can_capture=True,
+    )
+
+
+def choose_encoder_attention(
+    wanted: EncoderAttentionBackend, *, facts: DeviceFacts, dtype: torch.dtype, vision: VisionConfig
+) -> Choice:
+    """The encoder's attention.
+
+    Raises:
+        ConfigError: what was asked for cannot run here; says why.
+    """
+    head_dim = vision.hidden_size // vision.num_heads
+    obstacle: str | None = None
+    if facts.device == "cpu":
+        obstacle = "the device is a CPU"
+    elif dtype not in HALF:
+        obstacle = f"it serves half precision, not {_name(dtype)}"
+    elif facts.capability < AMPERE:
+        obstacle = f"it wants compute capability 8.0, this device has {_version(facts.capability)}"
+    elif head_dim % 8 or head_dim > 256:
+        obstacle = f"it serves heads of up to 256 in steps of 8, the encoder's are {head_dim} wide"
+    if wanted == "sdpa":
+        return _sdpa(facts, "it was asked for")
+    if obstacle is None:
+        reason = "it was asked for" if wanted == "varlen" else f"heads are {head_dim} wide, segments stay on the device"
+        return Choice(backend="varlen", reason=reason, can_capture=True)
+    if wanted == "varlen":
+        raise ConfigError(f"encoder_attention_backend is 'varlen': {obstacle}")
+    return _sdpa(facts, obstacle)
+
+
+def should_compile(mode: CompileMode, *, facts: DeviceFacts) -> bool:
+    """Whether layers go through Inductor. `auto`: on CUDA, where it fuses a quarter of a step's kernels away; on a CPU
+    it costs more at start than it gives back."""
+    return mode == "on" or (mode == "auto" and facts.device == "cuda")
+
+
+def build_attention(
+    choice: Choice, kv: KVLayers, *, num_layers: int, limits: AttentionLimits, facts: DeviceFacts
+) -> CacheAttention:
+    """The decoder's attention over `kv`, with all the memory that it will ever hold."""
+    attention: CacheAttention
+    if choice.backend == "flashinfer-fa2" or choice.backend == "flashinfer-fa3":
+        package: Any = importlib.import_module("flashinfer")
+        attention = FlashInferAttention(
+            kv,
+            num_layers=num_layers,
+            limits=limits,
+            kernel="fa3" if choice.backend == "flashinfer-fa3" else "fa2",
+            num_multiprocessors=facts.num_multiprocessors,
+            flashinfer=package,
+        )
+    else:
+        attention = PagedSdpaAttention(kv, num_layers=num_layers)
+    attention.reserve(limits.max_model_len)
+    return attention
+
+
+def build_encoder_attention(choice: Choice) -> EncoderAttention:
+    """The encoder's attention."""
+    if choice.backend == "varlen":
+        # Its module registers operators when it is imported: only where they are wanted.
+        from runtime.model.varlen_attention import VarlenEncoderAttention
+
+        return VarlenEncoderAttention()
+    return SdpaEncoderAttention()
+
+
+def _flashinfer_obstacle(facts: DeviceFacts, dtype: torch.dtype, text: TextConfig) -> str | None:
+    """Why FlashInfer cannot serve the decoder here; None if it can."""
+    if facts.device == "cpu":
+        return "the device is a CPU"
+    if not facts.has_flashinfer:
+        return "flashinfer is not installed (the extra [cuda])"
+    if dtype not in HALF:
+        return f"FlashInfer serves half precision, not {_name(dtype)}"
+    if facts.capability < AMPERE:
+        return f"FlashInfer wants compute capability 8.0, this device has {_version(facts.capability)}"
+    if text.head_dim not in HEAD_DIMS:
+        return f"FlashInfer serves heads 64, 128 or 256 wide, the decoder's are {text.head_dim}"
+    return None
+
+
+def _sdpa(facts: DeviceFacts, reason: str) -> Choice:
+    # On a CPU graphs are emulated by eager calls, which may look at the host as they like.
+    return Choice(backend="sdpa", reason=reason, can_capture=facts.device == "cpu")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

@@ -1,0 +1,403 @@
+"""Decoder attention through FlashInfer's paged kernels: the CUDA path. Knows no models and no requests.
+
+One wrapper for each captured bucket, and one for eager steps. All share one float workspace, one integer workspace and
+one array of indices: only one of them runs at a time, and everything that a plan writes is ordered by the stream.
+
+    plan        numpy: pages of each sequence -> one pinned array -> one copy; FlashInfer cuts the work into tiles,
+                unless the cut of the step before holds (`fa2` cuts by pages: 15 of 16 steps of one sequence)
+    forward     keys and values into their slots, then attention; nothing of it reads the host, so graphs capture it
+    anticipate  while the device works on a decode step: the cut for the same sequences, each a token longer
+
+Decoding runs `fa2` with tensor cores even where prefills run `fa3`: `fa3` does not pack the query heads that share
+a KV head into one tile, `fa2` does, and one compiled module then serves prefills too.
+
+Legend: T tokens of a step, B sequences, H heads, K KV heads, D head width, R rows of a cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.model.attention import AttentionBatch, AttentionBucket, KVLayers
+from runtime.model.page_plan import (
+    INT_WORKSPACE_BYTES,
+    IndexLayout,
+    Kernel,
+    PagePlan,
+    float_workspace_bytes,
+    page_plan,
+    write_indices,
+)
+from runtime.staging import CopyFence
+
+# The release whose wrappers `_replan` may reach into; others are planned through their public method.
+KNOWN_VERSION = "0.6.12"
+
+# Head widths that both kernels are compiled for.
+HEAD_DIMS = (64, 128, 256)
+
+
+class FlashInfer(Protocol):
+    """The part of the package `flashinfer` that is used here. A test brings its own."""
+
+    __version__: str
+    BatchPrefillWithPagedKVCacheWrapper: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLimits:
+    """How large a step can be. `buckets`: the shapes that graphs capture."""
+
+    num_heads: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    buckets: Sequence[AttentionBucket] = ()
+
+
+class FlashInferAttention:
+    """Causal attention over the paged cache, with `forward` fit for capture in every planned bucket."""
+
+    def __init__(
+        self,
+        kv: KVLayers,
+        *,
+        num_layers: int,
+        limits: AttentionLimits,
+        kernel: Kernel,
+        num_multiprocessors: int,
+        flashinfer: FlashInfer,
+    ) -> None:
+        """Allocates the workspaces, and compiles or loads FlashInfer's modules.
+
+        `kernel`: of prefills and mixed steps.
+        """
+        views = [kv.layer(index) for index in range(num_layers)]
+        self._caches = [(view[:, 0], view[:, 1]) for view in views]
+        self._cache_rows = [_rows(view) for view in views]
+        self._block_size = kv.block_size
+        _, _, _, num_kv_heads, head_dim = views[0].shape
+        self._rows_between_blocks = views[0].stride(0) // (num_kv_heads * head_dim) - self._block_size
+        device = views[0].device
+        blocks_of_sequence = -(-limits.max_model_len // self._block_size)
+        blocks_of_tail = -(-limits.max_num_batched_tokens // self._block_size)
+        max_seqs = max([limits.max_num_seqs, *(bucket.num_seqs for bucket in limits.buckets)]) + 1
+        self._layout = IndexLayout(max_seqs=max_seqs, max_pages=max_seqs * blocks_of_sequence + blocks_of_tail)
+        self._indices = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
+        self._index_slots = _Alternating(self._layout.size, torch.int32, device)
+        self._shared = _Shared(
+            floats=torch.empty(
+                float_workspace_bytes(
+                    limits.buckets,
+                    kernel=kernel,
+                    num_heads=limits.num_heads,
+                    num_kv_heads=num_kv_heads,
+                    head_dim=head_dim,
+                    num_multiprocessors=num_multiprocessors,
+                ),
+                dtype=torch.uint8,
+                device=device,
+            ),
+            ints=torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device),
+            pinned_ints=_Alternating(INT_WORKSPACE_BYTES, torch.uint8, device),
+            kv_lens=torch.zeros(max_seqs, dtype=torch.int32, device=device),
+        )
+        self._shape = _Shape(
+            num_heads=limits.num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            block_size=self._block_size,
+            dtype=views[0].dtype,
+        )
+        self._flashinfer = flashinfer
+        self._eager = {
+            "decode": self._wrapper("fa2", None),
+            "mixed": self._wrapper(kernel, None),
+        }
+        self._captured = {
+            bucket: self._wrapper(kernel if bucket.is_mixed else "fa2", bucket) for bucket in limits.buckets
+        }
+        # What the integer workspace holds now.
+        self._scheduled: tuple[_Wrapper, bytes] | None = None
+        # The step that was planned last.
+        self._wrapper_in_use: _Wrapper | None = None
+        self._plan_in_use: PagePlan | None = None
+        self._slots_T = torch.empty(0, dtype=torch.int64, device=device)
+        # Rows of the step's keys, and of its values.
+        self._rows_2T = torch.empty(2, 0, dtype=torch.int64, device=device)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes on the device that are held from step to step, beside the cache."""
+        shared = self._shared
+        return sum(tensor.nbytes for tensor in (shared.floats, shared.ints, shared.kv_lens, self._indices))
+
+    def reserve(self, max_model_len: int) -> None:
+        """Everything has its final size since construction."""
+        assert max_model_len <= self._layout.max_pages * self._block_size, max_model_len
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Puts the step's pages on the device, and cuts its work. Waits for nothing."""
+        wrapper = self._choose(batch)
+        plan = page_plan(
+            batch.query_start_loc_cpu,
+            batch.seq_lens_cpu,
+            block_size=self._block_size,
+            num_seqs=batch.bucket.num_seqs if batch.bucket else None,
+        )
+        slot = self._index_slots.take()
+        end = write_indices(slot.array, self._layout, plan, batch, block_size=self._block_size)
+        self._indices[:end].copy_(slot.tensor[:end], non_blocking=True)
+        slot.fence.record()
+        self._schedule(wrapper, plan)
+        wrapper.use(self._indices, self._layout, plan)
+        self._wrapper_in_use, self._plan_in_use = wrapper, plan
+        self._slots_T = batch.slot_mapping_T
+
+    def anticipate(self) -> None:
+        """Cuts the work of the decode step that most likely follows a decode step. A wrong guess costs nothing that
+        anybody waits for: `plan` sees that the cut does not fit, and makes another."""
+        wrapper, plan = self._wrapper_in_use, self._plan_in_use
+        if wrapper is None or plan is None or plan.num_rows != len(plan.kv_lens):
+            return
+        longer = page_plan(plan.qo_indptr, plan.kv_lens + 1, block_size=self._block_size)
+        if longer.num_pages <= self._layout.max_pages:
+            self._schedule(wrapper, longer)
+
+    def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        """Stores keys and values, then gives the attention output [T, H, D]."""
+        if layer == 0:
+            # Here, not in `plan`: a graph must compute it from the slots of its own step.
+            blocks_T = self._slots_T.div(self._block_size, rounding_mode="floor")
+            key_rows_T = self._slots_T + blocks_T * self._rows_between_blocks
+            self._rows_2T = torch.stack((key_rows_T, key_rows_T + self._block_size))
+        rows = self._cache_rows[layer]
+        both_2TKD = _as_one(k_TKD, v_TKD)
+        if both_2TKD is not None:
+            rows.index_put_((self._rows_2T,), both_2TKD)
+        else:
+            rows.index_put_((self._rows_2T[0],), k_TKD)
+            rows.index_put_((self._rows_2T[1],), v_TKD)
+        assert self._wrapper_in_use is not None, "forward before plan"
+        return self._wrapper_in_use.run(q_THD, self._caches[layer])
+
+    def _choose(self, batch: AttentionBatch) -> "_Wrapper":
+        if batch.bucket is not None:
+            return self._captured[batch.bucket]
+        return self._eager["decode" if batch.is_decode else "mixed"]
+
+    def _schedule(self, wrapper: "_Wrapper", plan: PagePlan) -> None:
+        key = plan.schedule_key(wrapper.kernel)
+        if self._scheduled is not None and self._scheduled[0] is wrapper and self._scheduled[1] == key:
+            return
+        self._scheduled = None
+        wrapper.schedule(plan)
+        self._scheduled = (wrapper, key)
+
+    def _wrapper(self, kernel: Kernel, bucket: AttentionBucket | None) -> "_Wrapper":
+        return _Wrapper(self._flashinfer, kernel, bucket, self._shape, self._shared, self._indices, self._layout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """What every plan of a model has in common."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shared:
+    """The workspaces of all wrappers."""
+
+    floats: Tensor
+    ints: Tensor
+    pinned_ints: "_Alternating"
+    kv_lens: Tensor
+
+
+class _Wrapper:
+    """One of FlashInfer's wrappers, for one bucket, or for eager steps when `bucket` is None."""
+
+    def __init__(
+        self,
+        flashinfer: FlashInfer,
+        kernel: Kernel,
+        bucket: AttentionBucket | None,
+        shape: _Shape,
+        shared: _Shared,
+        indices: Tensor,
+        layout: IndexLayout,
+    ) -> None:
+        self.kernel: Kernel = kernel
+        self._bucket = bucket
+        self._shape = shape
+        self._shared = shared
+        self._is_known = flashinfer.__version__ == KNOWN_VERSION
+        buffers: dict[str, Any] = {}
+        if bucket is not None:
+            qo_indptr, kv_indptr, last_page = _parts(indices, layout, bucket.num_seqs)
+            buffers = {
+                "use_cuda_graph": True,
+                "qo_indptr_buf": qo_indptr,
+                "paged_kv_indptr_buf": kv_indptr,
+                "paged_kv_indices_buf": indices[layout.indices_start :],
+                "paged_kv_last_page_len_buf": last_page,
+            }
+        self._inner = flashinfer.BatchPrefillWithPagedKVCacheWrapper(shared.floats, "NHD", backend=kernel, **buffers)
+        # The wrapper brought 8 MiB of its own on the device and in pinned memory; they go, ours stay.
+        self._inner._int_workspace_buffer = shared.ints
+        self._inner._pin_memory_int_workspace_buffer = shared.pinned_ints.first
+        self._inner._kv_lens_buffer = shared.kv_lens
+        self._prime(indices[layout.indices_start :])
+
+    def _prime(self, indices: Tensor) -> None:
+        """The first plan, through the public method: loads the module, and tells a graph's wrapper its size."""
+        num_seqs = self._bucket.num_seqs if self._bucket else 1
+        num_tokens = self._bucket.num_tokens if self._bucket else 1
+        first = num_tokens - num_seqs + 1 if num_tokens >= num_seqs else num_tokens
+        counts = np.zeros(num_seqs, np.int32)
+        counts[: num_tokens - first + 1] = 1
+        counts[0] = first
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        plan = page_plan(starts, np.maximum(counts, 1), block_size=self._shape.block_size)
+        self._public_plan(plan, indices[: plan.num_pages])
+
+    def _public_plan(self, plan: PagePlan, indices: Tensor) -> None:
+        shape = self._shape
+        last_page = (plan.kv_lens - 1) % shape.block_size + 1
+        self._inner.plan(
+            torch.from_numpy(plan.qo_indptr),
+            torch.from_numpy(plan.kv_indptr),
+            indices,
+            torch.from_numpy(last_page),
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.block_size,
+            causal=True,
+            q_data_type=shape.dtype,
+            kv_data_type=shape.dtype,
+            seq_lens=torch.from_numpy(plan.kv_lens),
+        )
+
+    def schedule(self, plan: PagePlan) -> None:
+        """Cuts the step's work; the result goes to the integer workspace, in the stream's order."""
+        slot = self._shared.pinned_ints.take()
+        self._inner._pin_memory_int_workspace_buffer = slot.tensor
+        if self._is_known:
+            self._replan(plan, slot.tensor)
+        else:
+            self._public_plan(plan, self._inner._paged_kv_indices_buf[: plan.num_pages])
+        slot.fence.record()
+
+    def _replan(self, plan: PagePlan, pinned: Tensor) -> None:
+        """What `plan` of the known release does at its end. The rest of it copies indices once more, and looks for
+        longest sequences entry by entry: half of its time (docs/decisions.md)."""
+        shape, bucket = self._shape, self._bucket
+        arguments: list[Any] = [
+            self._shared.floats,
+            self._shared.ints,
+            pinned,
+            torch.from_numpy(plan.qo_indptr),
+            torch.from_numpy(plan.kv_indptr),
+            torch.from_numpy(plan.kv_lens),
+            bucket.num_tokens if bucket else plan.num_rows,
+            len(plan.kv_lens),
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.block_size,
+            bucket is not None,
+            shape.head_dim,
+            shape.head_dim,
+            True,  # causal
+            -1,  # no window
+        ]
+        if self.kernel == "fa2":
+            arguments += [-1, False, 0]  # no fixed split, splits allowed, nothing runs beside it
+        self._inner._plan_info = self._inner._cached_module.plan(*arguments)
+
+    def use(self, indices: Tensor, layout: IndexLayout, plan: PagePlan) -> None:
+        """Points the wrapper at the step's indices. A captured one reads them at fixed addresses already."""
+        self._inner._qo_indptr_last = plan.num_rows
+        if self._bucket is None:
+            qo_indptr, kv_indptr, last_page = _parts(indices, layout, len(plan.kv_lens))
+            self._inner._qo_indptr_buf = qo_indptr
+            self._inner._paged_kv_indptr_buf = kv_indptr
+            self._inner._paged_kv_last_page_len_buf = last_page
+            self._inner._paged_kv_indices_buf = indices[layout.indices_start :]
+
+    def run(self, q_THD: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
+        # Without `out` it would be filled with zeros first: one kernel more in each layer.
+        output: Tensor = self._inner.run(
+            q_THD, cache, out=torch.empty_like(q_THD, memory_format=torch.contiguous_format)
+        )
+        return output
+
+
+class _Alternating:
+    """Two pinned arrays in turns, so that one is written while the device may still read the other."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._slots = [_PinnedSlot(size, dtype, device) for _ in range(2)]
+        self._next = 0
+
+    @property
+    def first(self) -> Tensor:
+        return self._slots[0].tensor
+
+    def take(self) -> "_PinnedSlot":
+        """The one that is longer unused, once the device has read it."""
+        slot = self._slots[self._next]
+        self._next = 1 - self._next
+        slot.fence.wait()
+        return slot
+
+
+class _PinnedSlot:
+    """Pinned memory and the fence after which it may be written."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.tensor = torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda")
+        self.array: NDArray[np.int32] = self.tensor.numpy()
+        self.fence = CopyFence(device)
+
+
+def _parts(indices: Tensor, layout: IndexLayout, num_seqs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The device's `qo_indptr` [B + 1], `kv_indptr` [B + 1] and `last_page_len` [B]."""
+    return (
+        indices[: num_seqs + 1],
+        indices[layout.kv_start : layout.kv_start + num_seqs + 1],
+        indices[layout.last_page_start : layout.last_page_start + num_seqs],
+    )
+
+
+def _rows(view: Tensor) -> Tensor:
+    """One layer's keys and values as rows [R, K, D], from its first block's first key to its last block's last value;
+    other layers' rows lie between."""
+    num_blocks, _, block_size, num_kv_heads, head_dim = view.shape
+    row = num_kv_heads * head_dim
+    assert view.stride()[1:] == (block_size * row, row, head_dim, 1), "a block's keys and values are not contiguous"
+    assert view.stride(0) % row == 0, "blocks do not lie a whole number of rows apart"
+    num_rows = (num_blocks - 1) * (view.stride(0) // row) + 2 * block_size
+    return view.as_strided((num_rows, num_kv_heads, head_dim), (row, head_dim, 1))
+
+
+def _as_one(k_TKD: Tensor, v_TKD: Tensor) -> Tensor | None:
+    """Keys and values as one view [2, T, K, D], where a token's values follow its keys in memory, as they do in rows
+    of one tensor: one kernel then stores both."""
+    num_tokens, num_kv_heads, head_dim = k_TKD.shape
+    follows = v_TKD.storage_offset() - k_TKD.storage_offset() == num_kv_heads * head_dim
+    is_same = k_TKD.untyped_storage().data_ptr() == v_TKD.untyped_storage().data_ptr()
+    if not (follows and is_same and k_TKD.stride() == v_TKD.stride() and k_TKD.stride()[1:] == (head_dim, 1)):
+        return None
+    stride = (num_kv_heads * head_dim, *k_TKD.stride())
+    return k_TKD.as_strided((2, num_tokens, num_kv_heads, head_dim), stride)

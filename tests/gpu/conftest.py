@@ -1,0 +1,16 @@
+"""GPU tests: marked, and skipped where torch sees no GPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.places import write_small_model
+
+
+@pytest.fixture(scope="session")
+def small_model_directory(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with the published head widths, without weights."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    return write_small_model(tiny_checkpoint, tmp_path_factory.mktemp("small_model"))

@@ -1,0 +1,153 @@
+"""The offline API on the tiny checkpoint, and `fovea bench throughput` over it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from runtime.config import MIB, EngineConfig
+from runtime.offline import OfflineEngine, OfflineRequest
+from runtime.request import SamplingParams
+from runtime.throughput import Workload, measure, percentiles, requests_of
+from server.bench_throughput import PRESETS
+from server.cli import main
+from server.settings import load_settings
+
+SMALL: dict[str, Any] = {
+    "max_model_len": 256,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 128,
+    "max_pixels": 64 * 28 * 28,
+    "encoder_graph_budgets": (16, 64),
+    "memory_bytes": 768 * MIB,
+    "num_threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_checkpoint: Path) -> OfflineEngine:
+    num_threads = torch.get_num_threads()
+    engine = OfflineEngine(EngineConfig(model=str(tiny_checkpoint), **SMALL))
+    torch.set_num_threads(num_threads)
+    return engine
+
+
+def noise(seed: int, width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def test_answers_come_in_order_and_alone_or_together_they_are_the_same(engine: OfflineEngine) -> None:
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what"}]}]
+    requests = [engine.chat(messages, [noise(seed, 90, 60)], max_tokens=5 + seed, ignore_eos=True) for seed in range(5)]
+    together = engine.generate(requests)
+    alone = [engine.generate([request])[0] for request in requests]
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
+    assert [len(answer.token_ids) for answer in together] == [5, 6, 7, 8, 9]
+    assert len({tuple(answer.token_ids[:5]) for answer in together}) > 1
+    assert all(answer.finish_reason == "length" and answer.error is None for answer in together)
+    for answer in together:
+        assert answer.first_token_seconds is not None
+        assert len(answer.gap_seconds) == len(answer.token_ids) - 1
+    assert isinstance(engine.text(together[0]), str)
+
+
+def test_pictures_are_resized_and_their_tokens_placed(engine: OfflineEngine) -> None:
+    model = engine.model_config
+    request = OfflineRequest(
+        prompt_token_ids=[5, model.image_token_id, 6],
+        images=[np.zeros((70, 120, 3), np.uint8)],
+        sampling=SamplingParams(max_tokens=1),
+    )
+    (answer,) = engine.generate([request])
+    assert answer.num_prompt_tokens == 2 + 2 * 4  # 56 x 112 pixels
+
+
+def test_a_request_that_can_never_be_served_is_answered_and_others_go_on(engine: OfflineEngine) -> None:
+    long = OfflineRequest(prompt_token_ids=[5] * 400, sampling=SamplingParams(max_tokens=4))
+    good = OfflineRequest(prompt_token_ids=[5] * 4, sampling=SamplingParams(max_tokens=4, ignore_eos=True))
+    refused, answer = engine.generate([long, good])
+    assert refused.finish_reason == "error"
+    assert "max_model_len" in (refused.error or "")
+    assert len(answer.token_ids) == 4
+
+
+def test_images_and_markers_must_match(engine: OfflineEngine) -> None:
+    request = OfflineRequest(prompt_token_ids=[5], images=[noise(0, 56, 56)], sampling=SamplingParams(max_tokens=1))
+    with pytest.raises(ValueError, match="0 image tokens for 1 images"):
+        engine.generate([request])
+    with pytest.raises(ValueError, match="mm_encoder_only"):
+        engine.encode([noise(0, 56, 56)])
+
+
+def test_encoder_only_mode_gives_rows(tiny_checkpoint: Path) -> None:
+    num_threads = torch.get_num_threads()
+    engine = OfflineEngine(EngineConfig(model=str(tiny_checkpoint), mm_encoder_only=True, **SMALL))
+    torch.set_num_threads(num_threads)
+    one, two = engine.encode([noise(1, 112, 56), noise(2, 56, 56)])
+    assert (one.shape, two.shape) == ((8, 64), (4, 64))
+    assert torch.isfinite(one).all()
+
+
+def test_workload_is_seeded_and_every_picture_is_another(engine: OfflineEngine) -> None:
+    workload = Workload(
+        num_requests=3,
+        num_warmups=1,
+        concurrency=2,
+        image_sizes=((56, 56), (84, 56)),
+        num_text_tokens=7,
+        num_output_tokens=4,
+    )
+    requests, again = (list(requests_of(workload, engine)) for _ in range(2))
+    assert [request.prompt_token_ids for request in requests] == [request.prompt_token_ids for request in again]
+    assert [np.asarray(request.images[0]).shape for request in requests] == [(56, 56, 3), (56, 84, 3)] * 2
+    assert len({np.asarray(request.images[0]).tobytes() for request in requests}) == 4
+    result = measure(engine, workload)
+    assert (result["requests"], result["errors"], result["output_tokens"]) == (3, 0, 12)
+    # Two of 6 tokens, one of 4, each between two marks, before seven tokens of text.
+    assert result["prompt_tokens"] == 2 * (6 + 9) + (4 + 9)
+    assert result["graphs"]["encoder"]["hits"] == 3
+    assert result["steps"] > 0
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    assert percentiles([0.001 * n for n in range(1, 101)]) == {"mean": 50.5, "p50": 50.0, "p90": 90.0, "p99": 99.0}
+    assert percentiles([]) == {}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_settings_that_an_engine_takes(name: str) -> None:
+    preset = PRESETS[name]
+    config = load_settings(dict(preset.settings), environ={}).engine_config()
+    assert config.max_num_seqs == preset.concurrency
+    assert config.decoder_graphs == ("none" if name == "pair" else "full")
+
+
+def test_bench_throughput_prints_a_table_and_a_line_of_json(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(
+        [
+            "bench", "throughput", str(tiny_checkpoint), "--preset", "pair-graphs", "--requests", "2", "--warmup", "1",
+            "--image", "56x56", "--output-tokens", "3", "--max-pixels", "12544", "--encoder-graph-budgets", "16",
+            "--max-num-batched-tokens", "64", "--max-model-len", "128", "--memory-bytes", "768MiB",
+            "--num-threads", "1",
+        ]
+    )  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    assert code == 0
+    assert (result["preset"], result["requests"], result["output_tokens"]) == ("pair-graphs", 2, 6)
+    assert result["workload"]["image_sizes"] == [[56, 56]]
+    assert result["graphs"]["decoder"]["misses"] == {}
+    assert any(line.startswith("requests_per_second") for line in lines)
+
+
+def test_bench_throughput_tells_a_start_that_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "throughput", str(tmp_path)]) == 1
+    with pytest.raises(SystemExit):
+        main(["bench", "throughput", str(tmp_path), "--compile", "perhaps"])
+    assert "compile" in capsys.readouterr().err

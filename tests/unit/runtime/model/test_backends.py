@@ -1,0 +1,95 @@
+"""What is chosen for which device, and that the reason is told."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.checkpoint import TextConfig, VisionConfig, read_model_config
+from runtime.config import ConfigError
+from runtime.model.backends import (
+    DeviceFacts,
+    build_encoder_attention,
+    choose_attention,
+    choose_encoder_attention,
+    should_compile,
+)
+from runtime.model.sdpa import SdpaEncoderAttention
+
+HOPPER = DeviceFacts(device="cuda", capability=(9, 0), num_multiprocessors=132, has_flashinfer=True)
+CPU = DeviceFacts.of(torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def published(tiny_checkpoint: Path) -> tuple[TextConfig, VisionConfig]:
+    """The tiny model with the published models' head widths."""
+    config = read_model_config(tiny_checkpoint)
+    return replace(config.text, head_dim=128), replace(config.vision, hidden_size=1280, num_heads=16)
+
+
+def test_hopper_runs_flashinfer_and_varlen(published: tuple[TextConfig, VisionConfig]) -> None:
+    text, vision = published
+    attention = choose_attention("auto", facts=HOPPER, dtype=torch.bfloat16, text=text)
+    assert (attention.backend, attention.can_capture) == ("flashinfer-fa2", True)
+    encoder = choose_encoder_attention("auto", facts=HOPPER, dtype=torch.bfloat16, vision=vision)
+    assert (encoder.backend, encoder.can_capture) == ("varlen", True)
+    assert "80" in encoder.reason
+    assert choose_attention("flashinfer-fa3", facts=HOPPER, dtype=torch.bfloat16, text=text).backend == "flashinfer-fa3"
+
+
+def test_cpu_runs_sdpa_which_its_emulated_graphs_may_hold(published: tuple[TextConfig, VisionConfig]) -> None:
+    text, vision = published
+    for choice in (
+        choose_attention("auto", facts=CPU, dtype=torch.float32, text=text),
+        choose_encoder_attention("auto", facts=CPU, dtype=torch.float32, vision=vision),
+    ):
+        assert (choice.backend, choice.can_capture, choice.reason) == ("sdpa", True, "the device is a CPU")
+
+
+@pytest.mark.parametrize(
+    ("facts", "dtype", "head_dim", "why"),
+    [
+        (replace(HOPPER, has_flashinfer=False), torch.bfloat16, 128, "not installed"),
+        (HOPPER, torch.float32, 128, "not float32"),
+        (replace(HOPPER, capability=(7, 5)), torch.float16, 128, "7.5"),
+        (HOPPER, torch.bfloat16, 80, "are 80"),
+        (CPU, torch.bfloat16, 128, "CPU"),
+    ],
+)
+def test_what_flashinfer_cannot_serve_falls_back_aloud_and_fails_when_asked_for(
+    facts: DeviceFacts, dtype: torch.dtype, head_dim: int, why: str, published: tuple[TextConfig, VisionConfig]
+) -> None:
+    arguments: dict[str, Any] = {"facts": facts, "dtype": dtype, "text": replace(published[0], head_dim=head_dim)}
+    choice = choose_attention("auto", **arguments)
+    assert choice.backend == "sdpa"
+    assert why in choice.reason
+    assert choice.can_capture == (facts.device == "cpu")
+    with pytest.raises(ConfigError, match="attention_backend is 'flashinfer-fa2'"):
+        choose_attention("flashinfer-fa2", **arguments)
+
+
+def test_fa3_is_for_hopper_alone(published: tuple[TextConfig, VisionConfig]) -> None:
+    with pytest.raises(ConfigError, match=r"9\.0"):
+        choose_attention(
+            "flashinfer-fa3", facts=replace(HOPPER, capability=(10, 0)), dtype=torch.bfloat16, text=published[0]
+        )
+
+
+def test_encoder_in_float32_falls_back_and_varlen_is_refused(published: tuple[TextConfig, VisionConfig]) -> None:
+    choice = choose_encoder_attention("auto", facts=HOPPER, dtype=torch.float32, vision=published[1])
+    assert (choice.backend, choice.can_capture) == ("sdpa", False)
+    assert isinstance(build_encoder_attention(choice), SdpaEncoderAttention)
+    with pytest.raises(ConfigError, match="encoder_attention_backend is 'varlen'"):
+        choose_encoder_attention("varlen", facts=HOPPER, dtype=torch.float32, vision=published[1])
+
+
+def test_plain_twins_are_one_flag_away(published: tuple[TextConfig, VisionConfig]) -> None:
+    text, vision = published
+    assert choose_attention("sdpa", facts=HOPPER, dtype=torch.bfloat16, text=text).backend == "sdpa"
+    assert choose_encoder_attention("sdpa", facts=HOPPER, dtype=torch.bfloat16, vision=vision).backend == "sdpa"
+    assert not should_compile("off", facts=HOPPER)
+    assert should_compile("auto", facts=HOPPER)
+    assert not should_compile("auto", facts=CPU)
+    assert should_compile("on", facts=CPU)
