@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import openai
 import pytest
 
+from tests import served_process
 from tests.http_server import chat, data_url, events, image_part, picture, wait_until
-from tests.served_process import ENVIRONMENT, ROOT, Fovea, serving
+from tests.served_process import ENVIRONMENT, ROOT, Fovea
 
 FLAGS = (
     *("--memory-bytes", "512MiB", "--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--block-size", "16"),
@@ -21,9 +23,14 @@ FLAGS = (
 )
 
 
+def serving(checkpoint: Path | str, *flags: str) -> AbstractContextManager[Fovea]:
+    """The service with this module's flags; later ones win."""
+    return served_process.serving(checkpoint, *FLAGS, *flags)
+
+
 @pytest.fixture(scope="module")
 def fovea(tiny_checkpoint: Path) -> Generator[Fovea, None, None]:
-    with serving(tiny_checkpoint, *FLAGS) as server:
+    with serving(tiny_checkpoint) as server:
         yield server
 
 
@@ -118,7 +125,7 @@ def test_plan_prints_rows_that_sum_up(tiny_checkpoint: Path) -> None:
 
 
 def test_killed_engine_ends_the_server_with_an_error(tiny_checkpoint: Path) -> None:
-    with serving(tiny_checkpoint, *FLAGS) as server:
+    with serving(tiny_checkpoint) as server:
         body = chat("Tell me a long story.", stream=True, max_tokens=3000, ignore_eos=True)
         with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = (line for line in response.iter_lines() if line)

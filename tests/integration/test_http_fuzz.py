@@ -1,6 +1,7 @@
 """Requests and pictures that nobody would write by hand: every answer is a success or names the client's mistake, and
 the image workers neither die nor grow."""
 
+import copy
 import json
 import random
 from collections.abc import Generator
@@ -100,7 +101,8 @@ def test_valid_requests_are_served(fovea: Fovea, parts: tuple[Any, ...]) -> None
 @FUZZ
 @given(VALID, st.data())
 def test_mangled_requests_are_the_clients_mistakes(fake: RunningServer, parts: tuple[Any, ...], data: Any) -> None:
-    body: dict[str, Any] = {"model": MODEL, "messages": parts[0], **parts[1]}
+    # A copy: what is sampled is one object for all examples.
+    body: dict[str, Any] = copy.deepcopy({"model": MODEL, "messages": parts[0], **parts[1]})
     for _ in range(data.draw(st.integers(1, 3))):
         mangle(body, data)
     response = fake.post(body)
