@@ -62,7 +62,7 @@ class CudaHardware:
         device = open_cuda_device(torch_device)
         name = config.dtype
         if name == "auto":
-            name = read_model_config(locate_model(config.model)).dtype
+            name = read_model_config(locate_model(config.model, config.revision)).dtype
         capture = None
         if config.graph_backend == "auto" and not config.enforce_eager:
             capture = TorchCapture(torch_device, device.resting_bytes)

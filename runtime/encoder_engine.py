@@ -3,7 +3,6 @@
 It looks like an engine to those who only want its plan and its counts; a request is refused.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderItem, EncoderRunner
+from runtime.processing.image_processor import image_hash
 from runtime.request import Request, RequestOutput
 from runtime.stats import EngineInfo, EngineStats
 
@@ -101,6 +101,4 @@ class EncoderEngine:
             raise ValueError(
                 f"image {index} has {tokens} tokens; encoder_cache_tokens is {self._store.capacity_tokens}"
             )
-        digest = hashlib.sha256(f"{height}x{width} ".encode())
-        digest.update(np.ascontiguousarray(pixels).data)
-        return EncoderItem(image_hash=digest.digest(), pixels=pixels)
+        return EncoderItem(image_hash=image_hash(pixels), pixels=pixels)

@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 # How old the reading of unplanned memory in a snapshot may be: it costs a millisecond or two.
 READING_SECONDS = 2.0
 
-
 # How long a step without other work waits for a grammar: messages wait as long.
 MAX_GRAMMAR_WAIT_SECONDS = 0.005
 

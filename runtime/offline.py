@@ -87,7 +87,7 @@ class OfflineEngine:
         Raises:
             ConfigError, CheckpointError: as `runtime.startup.build_engine`.
         """
-        self._directory = locate_model(config.model)
+        self._directory = locate_model(config.model, config.revision)
         self.model_config = read_model_config(self._directory)
         self._resolved = resolve_config(config, self.model_config, read_processor_config(self._directory))
         self._engine = build(config)

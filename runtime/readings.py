@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 # What the scheduler keeps of each block once all have a name in the prefix cache: measured, 216-241 bytes with CPython.
 BLOCK_NUMBER_BYTES = 256
 
-
 # What an interpreter without a scheduler comes to hold beyond its reading while it serves (threads, Pillow): 3.7 MiB
 # were measured.
 HOST_GROWTH_BYTES = 8 * MIB

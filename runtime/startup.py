@@ -30,11 +30,8 @@ from runtime.model.backends import Kernels, build_encoder_attention, choose_kern
 from runtime.model.loader import LoadedModel, load_model
 from runtime.probe import GraphProbe
 from runtime.processing.grammar_compiler import GrammarCompiler
-from runtime.readings import BLOCK_NUMBER_BYTES
 from runtime.scheduler.scheduler import Scheduler
 from runtime.stats import EngineInfo, GraphFamilyInfo, MemoryLedger
-
-__all__ = ["BLOCK_NUMBER_BYTES", "Phases", "build", "build_encoder_engine", "build_engine"]
 
 log = logging.getLogger(__name__)
 

@@ -235,7 +235,6 @@ REJECT_REASONS: tuple[str, ...] = (
     "internal",
 )
 
-
 # Fields of the request whose keys are not ours.
 MAPPINGS = frozenset({"logit_bias"})
 

@@ -37,8 +37,6 @@ _STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS]
 MAX_INLINE_BODY_BYTES = 1 << 20
 
 WireT = TypeVar("WireT", bound=BaseModel)
-
-
 CompletionT = TypeVar("CompletionT", bound=CompletionFields)
 
 

@@ -20,7 +20,6 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ("api_keys", "keys, origins, and pictures from elsewhere"),
 )
 
-
 METAVARS = {
     "host": "ADDRESS",
     "revision": "REVISION",

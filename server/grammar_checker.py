@@ -8,17 +8,14 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import subprocess
-import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from runtime.processing.grammar import MAX_GRAMMAR_BYTES
 from server.errors import InvalidRequestError
+from server.worker_process import WorkerProcess
 
 MAX_VERDICTS = 512
 
@@ -94,7 +91,7 @@ class GrammarChecker:
         """The worker's verdict. Raises one of its own where the worker gave none: another time it may."""
         line = json.dumps({"grammar": grammar, "special_tokens": list(special_tokens)}).encode() + b"\n"
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._worker.ensure_running)
+        await loop.run_in_executor(self._thread, self._worker.greet)
         job = loop.run_in_executor(self._thread, self._worker.ask, line)
         try:
             error = await asyncio.wait_for(asyncio.shield(job), self._timeout_seconds)
@@ -120,35 +117,26 @@ def _refusal(reason: str, param: str) -> InvalidRequestError:
     return InvalidRequestError(f"The answer cannot be kept within '{param}': {reason}.", param=param)
 
 
-class _Worker:
-    """The process and the pipes to it. `ensure_running` and `ask` block, and are called in one thread."""
+class _Worker(WorkerProcess):
+    """The grammar worker. `greet` and `ask` block, and are called in one thread."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_closed = False
-        self._lock = threading.Lock()
+        super().__init__("server.grammar_worker")
+        self._greeted: subprocess.Popen[bytes] | None = None
 
-    @property
-    def pid(self) -> int | None:
-        process = self._process
-        return process.pid if process is not None and process.poll() is None else None
+    def greet(self) -> None:
+        """Returns once the process is there to be asked: its start is no part of the time that a grammar may take.
 
-    def ensure_running(self) -> None:
-        """
         Raises:
             OSError: it does not start, or the checker is closed.
         """
-        with self._lock:
-            if self._is_closed:
-                raise OSError("the grammar checker is closed")
-            if self._process is not None and self._process.poll() is None:
-                return
-            if self._process is not None:
-                _discard(self._process)
-            self._process = process = _spawn()
+        process = self.ensure_running()
+        if process is self._greeted:
+            return
         assert process.stdout is not None
         if not process.stdout.readline():
             raise OSError("the grammar worker does not start")
+        self._greeted = process
 
     def ask(self, line: bytes) -> str | None:
         """What the worker has against a grammar.
@@ -156,8 +144,8 @@ class _Worker:
         Raises:
             EOFError, OSError: it died over it.
         """
-        process = self._process
-        if process is None or process.stdin is None or process.stdout is None:
+        process = self._greeted
+        if self.is_closed or process is None or process.stdin is None or process.stdout is None:
             raise EOFError
         process.stdin.write(line)
         process.stdin.flush()
@@ -166,42 +154,3 @@ class _Worker:
             raise EOFError
         error: str | None = json.loads(answer)["error"]
         return error
-
-    def kill(self) -> None:
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            if self._process is not None:
-                self._process.kill()
-                _discard(self._process)
-                self._process = None
-
-
-def _spawn() -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parent.parent)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    # -P: the folder in which the server was started is not searched for modules.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "server.grammar_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-    )
-
-
-def _discard(process: subprocess.Popen[bytes]) -> None:
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()

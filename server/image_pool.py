@@ -5,15 +5,11 @@ pixels straight into their array, so that the event loop moves no bytes.
 """
 
 import asyncio
-import contextlib
 import io
 import os
 import subprocess
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +17,7 @@ from numpy.typing import NDArray
 
 from server.image_decode import DecodeOptions, ImageError
 from server.image_worker import read_header, write_header
+from server.worker_process import WorkerClosedError, WorkerProcess
 
 
 class ImagePoolClosedError(RuntimeError):
@@ -125,56 +122,25 @@ class ImagePool:
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
 
 
-class _Worker:
-    """One process and the pipes to it. `decode` blocks and is called by one thread at a time; the rest by any."""
+class _Worker(WorkerProcess):
+    """One image worker. `decode` blocks and is called by one thread at a time."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_closed = False
-        self._lock = threading.Lock()
-
-    @property
-    def pid(self) -> int | None:
-        process = self._process
-        return process.pid if process is not None and process.poll() is None else None
-
-    def ensure_running(self) -> subprocess.Popen[bytes]:
-        with self._lock:
-            if self._is_closed:
-                raise ImagePoolClosedError
-            if self._process is not None and self._process.poll() is not None:
-                _discard(self._process)
-                self._process = None
-            if self._process is None:
-                self._process = _spawn()
-            return self._process
+        super().__init__("server.image_worker")
 
     def decode(self, header: dict[str, Any], payload: bytes) -> LoadedImage:
-        process = self.ensure_running()
         try:
-            return _ask(process, header, payload)
+            return _ask(self.ensure_running(), header, payload)
         except ImageError:
             raise
+        except WorkerClosedError:
+            raise ImagePoolClosedError from None
         except (EOFError, OSError, ValueError):
             # Killed, out of memory, or crashed in a decoder. The next use starts a new process.
             self.kill()
-            if self._is_closed:
+            if self.is_closed:
                 raise ImagePoolClosedError from None
             raise ImageError("invalid_image", "the image could not be decoded: its decoder ended") from None
-
-    def kill(self) -> None:
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
-                self._process.wait()
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            if self._process is not None:
-                self._process.kill()
-                _discard(self._process)
-                self._process = None
 
 
 def _ask(process: subprocess.Popen[bytes], header: dict[str, Any], payload: bytes) -> LoadedImage:
@@ -201,29 +167,3 @@ def _ask(process: subprocess.Popen[bytes], header: dict[str, Any], payload: byte
         num_source_bytes=answer["num_source_bytes"],
         decode_seconds=answer["decode_seconds"],
     )
-
-
-def _spawn() -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parent.parent)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-        # NumPy's arithmetic here is trivial; threads would only take memory.
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    # -P: the folder in which the server was started is not searched for modules.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "server.image_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-    )
-
-
-def _discard(process: subprocess.Popen[bytes]) -> None:
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()

@@ -10,6 +10,7 @@ METHODS = frozenset({"get", "post", "put", "patch", "delete"})
 
 STRING = {"type": "string"}
 INTEGER = {"type": "integer"}
+NUMBER = {"type": "number"}
 COUNT = {"type": "integer", "minimum": 0}
 
 
@@ -30,7 +31,10 @@ def document(required: dict[str, Any], optional: dict[str, Any] | None = None) -
     return {"type": "object", "required": [*required], "properties": {**required, **(optional or {})}}
 
 
-FINISH_REASON = {"enum": ["stop", "length", "tool_calls"]}
+# `function_call` where the request has the older `functions`.
+FINISH_REASON = {"enum": ["stop", "length", "tool_calls", "function_call"]}
+TEXT_FINISH_REASON = {"enum": ["stop", "length"]}
+RESPONSE_STATUS = {"enum": ["completed", "incomplete"]}
 
 SCHEMAS: dict[str, Any] = {
     "Error": document(
@@ -47,16 +51,23 @@ SCHEMAS: dict[str, Any] = {
             "completion_tokens_details": document({"reasoning_tokens": COUNT, "text_tokens": COUNT}),
         },
     ),
-    "TopLogprob": document({"token": STRING, "logprob": {"type": "number"}, "bytes": array(COUNT)}),
+    "TopLogprob": document({"token": STRING, "logprob": NUMBER, "bytes": array(COUNT)}),
     "TokenLogprob": document(
         {
             "token": STRING,
-            "logprob": {"type": "number"},
+            "logprob": NUMBER,
             "bytes": array(COUNT),
             "top_logprobs": array(reference("TopLogprob")),
         }
     ),
     "Logprobs": document({"content": nullable(array(reference("TokenLogprob"))), "refusal": {"type": "null"}}),
+    "FunctionCall": document({"name": STRING, "arguments": STRING}),
+    "ToolCall": document({"id": STRING, "type": {"const": "function"}, "function": reference("FunctionCall")}),
+    # The first delta of a call has its id, type and name, the others have arguments alone.
+    "ToolCallDelta": document(
+        {"index": COUNT, "function": document({"arguments": STRING}, {"name": STRING})},
+        {"id": STRING, "type": {"const": "function"}},
+    ),
     "ChatCompletion": document(
         {
             "id": STRING,
@@ -68,7 +79,8 @@ SCHEMAS: dict[str, Any] = {
                     {
                         "index": COUNT,
                         "message": document(
-                            {"role": {"const": "assistant"}, "content": nullable(STRING), "refusal": nullable(STRING)}
+                            {"role": {"const": "assistant"}, "content": nullable(STRING), "refusal": nullable(STRING)},
+                            {"tool_calls": array(reference("ToolCall")), "function_call": reference("FunctionCall")},
                         ),
                         "logprobs": nullable(reference("Logprobs")),
                         "finish_reason": FINISH_REASON,
@@ -88,7 +100,16 @@ SCHEMAS: dict[str, Any] = {
                 document(
                     {
                         "index": COUNT,
-                        "delta": document({}, {"role": {"const": "assistant"}, "content": nullable(STRING)}),
+                        "delta": document(
+                            {},
+                            {
+                                "role": {"const": "assistant"},
+                                "content": nullable(STRING),
+                                "refusal": nullable(STRING),
+                                "tool_calls": array(reference("ToolCallDelta")),
+                                "function_call": document({"arguments": STRING}, {"name": STRING}),
+                            },
+                        ),
                         "finish_reason": nullable(FINISH_REASON),
                     },
                     {"logprobs": nullable(reference("Logprobs"))},
@@ -97,6 +118,91 @@ SCHEMAS: dict[str, Any] = {
         },
         {"usage": nullable(reference("Usage"))},
     ),
+    "TextLogprobs": document(
+        {
+            "tokens": array(STRING),
+            "token_logprobs": array(NUMBER),
+            "top_logprobs": array({"type": "object", "additionalProperties": NUMBER}),
+            "text_offset": array(COUNT),
+        }
+    ),
+    "TextCompletion": document(
+        {
+            "id": STRING,
+            "object": {"const": "text_completion"},
+            "created": INTEGER,
+            "model": STRING,
+            "choices": array(
+                document(
+                    {
+                        "index": COUNT,
+                        "text": STRING,
+                        "logprobs": nullable(reference("TextLogprobs")),
+                        "finish_reason": TEXT_FINISH_REASON,
+                    }
+                )
+            ),
+            "usage": reference("Usage"),
+        }
+    ),
+    "ResponseUsage": document(
+        {
+            "input_tokens": COUNT,
+            "input_tokens_details": document({"cached_tokens": COUNT, "image_tokens": COUNT, "text_tokens": COUNT}),
+            "output_tokens": COUNT,
+            "output_tokens_details": document({"reasoning_tokens": COUNT}),
+            "total_tokens": COUNT,
+        }
+    ),
+    "ResponseMessage": document(
+        {
+            "id": STRING,
+            "type": {"const": "message"},
+            "role": {"const": "assistant"},
+            "status": RESPONSE_STATUS,
+            "content": array(
+                document(
+                    {
+                        "type": {"const": "output_text"},
+                        "text": STRING,
+                        "annotations": array({}),
+                        "logprobs": array(reference("TokenLogprob")),
+                    }
+                )
+            ),
+        }
+    ),
+    "Response": document(
+        {
+            "id": STRING,
+            "object": {"const": "response"},
+            "created_at": INTEGER,
+            "completed_at": nullable(INTEGER),
+            "model": STRING,
+            "status": RESPONSE_STATUS,
+            "error": {"type": "null"},
+            "incomplete_details": nullable(document({"reason": {"const": "max_output_tokens"}})),
+            "output": array(reference("ResponseMessage")),
+            "usage": reference("ResponseUsage"),
+            "instructions": nullable(STRING),
+            "max_output_tokens": nullable(INTEGER),
+            "temperature": NUMBER,
+            "top_p": NUMBER,
+            "metadata": {"type": "object", "additionalProperties": STRING},
+            "store": {"const": False},
+            "text": document({"format": document({"type": {"enum": ["text", "json_object", "json_schema"]}})}),
+        }
+    ),
+    "Tokens": document(
+        {
+            "count": COUNT,
+            "max_model_len": COUNT,
+            "tokens": array(COUNT),
+            "image_tokens": COUNT,
+            "token_strs": nullable(array(STRING)),
+        }
+    ),
+    "Text": document({"prompt": STRING}),
     "Model": document(
         {"id": STRING, "object": {"const": "model"}, "created": INTEGER, "owned_by": STRING},
         {"root": STRING, "max_model_len": nullable(COUNT)},
@@ -112,10 +218,20 @@ EVENTS = {
     "description": "Server-sent events: `data: ` and a chunk each, `data: [DONE]` at the end. An answer that fails "
     'on the way ends with `data: {"error": {...}}` instead.',
 }
+# An answer of the responses API names its events, and its last event says by its type that it is the last.
+RESPONSE_EVENTS = {
+    "type": "string",
+    "description": "Server-sent events in OpenAI's order, numbered from 0: `response.created` ... "
+    "`response.completed` or `response.incomplete`. An answer that fails on the way ends with `error` instead.",
+}
 
 # What a success looks like, by path.
 ANSWERS: dict[str, dict[str, dict[str, Any]]] = {
     "/v1/chat/completions": {JSON: reference("ChatCompletion"), "text/event-stream": EVENTS},
+    "/v1/completions": {JSON: reference("TextCompletion"), "text/event-stream": EVENTS},
+    "/v1/responses": {JSON: reference("Response"), "text/event-stream": RESPONSE_EVENTS},
+    "/tokenize": {JSON: reference("Tokens")},
+    "/detokenize": {JSON: reference("Text")},
     "/v1/models": {JSON: reference("ModelList")},
     "/v1/models/{model}": {JSON: reference("Model")},
     "/health": {JSON: reference("Health")},

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from runtime.config import MIB, ConfigError, EngineConfig
@@ -294,10 +293,6 @@ def load_settings(
         if settings.limit_mm_per_prompt.get(modality):
             raise SettingsError(f"limit_mm_per_prompt: {modality} is not supported; its limit can only be 0")
     return settings
-
-
-def field_names() -> Mapping[str, FieldInfo]:
-    return Settings.model_fields
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 MIN_MIXED_TOKENS = 64
 
 # How far a replay may be from eager on the same padded input, relative to the largest value: the same kernels on the
-# same shapes agree to a few units in the last place (FACTS: bit for bit in most layouts).
+# same shapes agree to a few units in the last place.
 SELF_TEST_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 SelfTestFill = Literal["small", "large"]

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
@@ -90,6 +91,19 @@ def test_encoder_only_mode_gives_rows(tiny_checkpoint: Path) -> None:
     one, two = engine.encode([noise(1, 112, 56), noise(2, 56, 56)])
     assert (one.shape, two.shape) == ((8, 64), (4, 64))
     assert torch.isfinite(one).all()
+
+
+def test_a_pinned_revision_is_started_without_asking_the_hub(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    commit = "a" * 40
+    snapshots = tmp_path / "models--owner--model" / "snapshots"
+    snapshots.mkdir(parents=True)
+    (snapshots / commit).symlink_to(tiny_checkpoint)
+    engine = OfflineEngine(EngineConfig(model="owner/model", revision=commit, mm_encoder_only=True, **SMALL))
+    assert engine.info.model == "owner/model"
 
 
 def test_workload_is_seeded_and_every_picture_is_another(engine: OfflineEngine) -> None:

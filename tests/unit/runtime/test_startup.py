@@ -18,9 +18,10 @@ from runtime.config import MIB, ConfigError, EngineConfig
 from runtime.engine import Engine
 from runtime.executor.encoder_runner import EncoderProgram
 from runtime.executor.memory import MemoryPlanError
+from runtime.readings import BLOCK_NUMBER_BYTES
 from runtime.request import ImageInput, PlaceholderRange, Request, RequestOutput, SamplingParams
 from runtime.scheduler.block_manager import BlockManager
-from runtime.startup import BLOCK_NUMBER_BYTES, Phases, build_engine
+from runtime.startup import Phases, build_engine
 from runtime.stats import MEMORY_COMPONENTS, MISS_REASONS
 
 SIDE = 28
