@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install check fix test test-gpu bench run clean
+.PHONY: install check fix test test-clients test-gpu bench bench-cpu reliability run clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,8 +28,36 @@ fix: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest
 
+# Clients that others wrote, each group in an environment of its own.
+CLIENTS := .venv-clients
+GROUPS := openai llama-index schemathesis
+NODE_CLIENTS := tests/clients/node
+
+$(CLIENTS)/%/.installed: tests/clients/requirements-%.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+$(NODE_CLIENTS)/node_modules/.installed: $(NODE_CLIENTS)/package-lock.json
+	npm ci --prefix $(NODE_CLIENTS) --no-audit --no-fund --loglevel error
+	touch $@
+
+test-clients: $(STAMP) $(GROUPS:%=$(CLIENTS)/%/.installed) $(NODE_CLIENTS)/node_modules/.installed
+	$(BIN)/python -m pytest -m clients tests/clients
+
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
+
+bench: bench-cpu
+
+# In turn with a peer, on the same requests; makes the README's table.
+bench-cpu: $(STAMP)
+	$(BIN)/python -m benchmarks.compare_cpu
+	$(BIN)/python -m benchmarks.readme_table
+
+# A load on the real service with faults, bad inputs and leaving clients; makes the table of docs/reliability.md.
+reliability: $(STAMP)
+	$(BIN)/python -m benchmarks.reliability; status=$$?; $(BIN)/python -m benchmarks.reliability_table && exit $$status
 
 run: $(STAMP)
 	$(BIN)/fovea serve --port $(PORT)

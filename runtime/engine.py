@@ -1,6 +1,7 @@
 """The engine: schedule, run, update. Knows no sockets, no HTTP, no text, and of the executor only its outside.
 
-One of the three walls at which errors are caught: a step that raises ends the requests of that step, the others live.
+One of the three walls at which errors are caught: of a step that raises, each request is run alone, and those that
+raise again end; the others live.
 """
 
 import logging
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from runtime.grammar_queue import Compiler, GrammarQueue
 from runtime.request import Request, RequestOutput
-from runtime.scheduler.output import SchedulerOutput, StepResult
+from runtime.scheduler.output import SampledToken, SchedulerOutput, StepResult
 from runtime.scheduler.scheduler import Scheduler
 from runtime.stats import EngineInfo, EngineStats, GraphCounts, GraphFamily
 
@@ -50,7 +51,8 @@ class Runner(Protocol):
         """Does one step.
 
         Raises:
-            EngineFatalError: nothing can be run any more. Anything else that it raises ends this step's requests only.
+            EngineFatalError: nothing can be run any more. After anything else that it raises, the same requests may
+                be run again, together or not: what it computed of a step before it raised is computed anew.
         """
         ...
 
@@ -116,11 +118,6 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a request waits or runs."""
         return self._scheduler.has_work or bool(self._grammar_queue)
-
-    @property
-    def num_failed_steps(self) -> int:
-        """Steps that raised and so ended all their requests."""
-        return self._num_failed_steps
 
     def add(self, request: Request, pixels: Sequence[NDArray[np.uint8]]) -> None:
         """Takes a request; its outputs come from `step`.
@@ -222,8 +219,35 @@ class Engine:
         except Exception as error:
             self._num_failed_steps += 1
             log.exception("a step failed", extra={"request_ids": [part.request_id for part in output.requests]})
-            return self._scheduler.fail_step(output, f"the step failed: {type(error).__name__}")
+            if len(output.requests) == 1:
+                return self._scheduler.fail_step(output, _failure(error))
+            return self._scheduler.update_again(output, self._run_alone(output))
         return self._scheduler.update(output, result)
+
+    def _run_alone(self, output: SchedulerOutput) -> StepResult:
+        """Runs each request of a step by itself, to tell the one that makes it raise from those beside it.
+
+        Nothing is dropped first: the step may have done that before it raised. Images that it did not come to encode
+        are encoded with the first request that needs them.
+        """
+        tokens: dict[str, SampledToken] = {}
+        failed: dict[str, str] = {}
+        refused: dict[str, str] = {}
+        for part in output.requests:
+            images = tuple(image for image in output.images if image.request_id == part.request_id)
+            alone = SchedulerOutput(requests=(part,), images=images, num_scheduled_tokens=part.num_scheduled_tokens)
+            try:
+                result = self._runner.run(alone)
+            except EngineFatalError:
+                raise
+            except Exception as error:
+                log.warning("a request failed alone, too", extra={"request_id": part.request_id})
+                failed[part.request_id] = _failure(error)
+            else:
+                tokens.update(result.tokens)
+                failed.update(result.failed)
+                refused.update(result.refused)
+        return StepResult(tokens=tokens, failed=failed, refused=refused)
 
     def _forget_finished(self, outputs: list[RequestOutput]) -> None:
         """The executor lets go of pixels now, not with the next step: there may be none for hours."""
@@ -236,3 +260,7 @@ class Engine:
             self._unplanned_bytes = self._read_unplanned_bytes()
             self._read_at = time.monotonic()
         return self._unplanned_bytes
+
+
+def _failure(error: Exception) -> str:
+    return f"the step failed: {type(error).__name__}"

@@ -4,9 +4,10 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from runtime.client import EngineClient
@@ -18,8 +19,10 @@ from server.errors import (
     MethodNotAllowedError,
     RouteNotFoundError,
 )
+from server.metrics_port import metrics_listener
 from server.middleware import RequestContextMiddleware
-from server.routes import chat_schemas, router
+from server.openapi import complete
+from server.routes import body_schemas, json_response, metrics_router, open_router, require_key, router
 from server.service import Service
 from server.settings import Settings
 
@@ -31,24 +34,45 @@ def create_app(engine_client: EngineClient, settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        service.start()
-        try:
-            yield
-        finally:
-            await service.stop()
+        async with metrics_listener(service):
+            service.start()
+            try:
+                yield
+            finally:
+                await service.stop()
 
     app = FastAPI(
-        title="Fovea", version=service.version, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="Fovea", version=service.version, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,
+        # A redirect would be made from the Host header, which is the client's text.
+        redirect_slashes=False,
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected_error},
     )  # fmt: skip
     app.state.service = service
     app.include_router(router)
+    app.include_router(open_router)
+    if settings.metrics_port is None:
+        app.include_router(metrics_router)
+
+    @app.get("/openapi.json", include_in_schema=False, dependencies=[Depends(require_key)])
+    async def openapi_document(request: Request) -> Response:
+        return json_response(app.openapi())
+
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after", "openai-processing-ms"],
+        )
     if settings.web:
         app.state.page = page.Page()
-        app.include_router(status.router)
+        app.include_router(status.router, dependencies=[Depends(require_key)])
         app.include_router(page.router)
-    app.add_middleware(RequestContextMiddleware, metrics=service.metrics, lifecycle=service.lifecycle)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.add_middleware(
+        RequestContextMiddleware, metrics=service.metrics, lifecycle=service.lifecycle, root_path=settings.root_path
+    )
+    app.openapi = lambda: _openapi(app, settings.root_path)  # type: ignore[method-assign]
     return app
 
 
@@ -74,9 +98,10 @@ async def _unexpected_error(request: Request, error: Exception) -> Response:
     return InternalServerError().response()
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _openapi(app: FastAPI, root_path: str) -> dict[str, Any]:
     if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        document.setdefault("components", {}).setdefault("schemas", {}).update(chat_schemas())
-        app.openapi_schema = document
+        servers = [{"url": root_path}] if root_path else None
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes, servers=servers)
+        document.setdefault("components", {}).setdefault("schemas", {}).update(body_schemas())
+        app.openapi_schema = complete(document)
     return app.openapi_schema

@@ -1,4 +1,4 @@
-"""One chat request's life between the wire and the engine: checks, prompt, engine requests, and one stream of chunks.
+"""One request's life between the wire and the engine: checks, prompt, engine requests, and one stream of chunks.
 
 Knows no HTTP. Streaming prints the chunks, not streaming folds them: there is one generator for both.
 """
@@ -10,12 +10,16 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from runtime.client import EngineClient
 from runtime.processing.detokenizer import Detokenizer
 from runtime.processing.tokenizer import Tokenizer
 from runtime.processing.tool_call_parser import ToolCallParser
 from runtime.request import Request, RequestOutput
 from server.answer_format import AnswerFormat, answer_format, call_tokens
+from server.api_keys import join_salts, salted
 from server.completion import Chunk, Usage, logprob_entries
 from server.errors import (
     ApiError,
@@ -27,10 +31,11 @@ from server.errors import (
 )
 from server.grammar_checker import GrammarChecker
 from server.metrics import Metrics
-from server.prompts import PreparedPrompt, PromptPreparer
+from server.prompts import MESSAGES, PreparedPrompt, PromptField, PromptPreparer
 from server.sampling import SamplingDefaults, sampling_params
-from server.schemas import ChatCompletionRequest
+from server.schemas import ChatCompletionRequest, SamplingFields
 from server.settings import Settings
+from server.text_completion import TextCompletionRequest
 from server.tool_calls import call_deltas
 
 logger = logging.getLogger(__name__)
@@ -38,16 +43,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A checked chat request, ready for the engine. `arrival` is `time.perf_counter()`; `requests` are its choices."""
+    """A checked request, ready for the engine.
+
+    `arrival` is `time.perf_counter()`. `requests` are its choices: `choices_per_prompt` for each prompt, prompt by
+    prompt, all with the same `pixels`. `prompt_field` is where the prompt stands on the wire.
+    """
 
     completion_id: str
     created: int
     model: str
     arrival: float
-    prompt: PreparedPrompt
+    pixels: tuple[NDArray[np.uint8], ...]
     requests: tuple[Request, ...]
     stop: tuple[str, ...]
     usage: Usage
+    choices_per_prompt: int
+    prompt_field: str
     answer: AnswerFormat
 
 
@@ -88,56 +99,107 @@ class ChatService:
             raise QueueFullError(self._settings.max_queue_len)
         return Admission(self, num_choices)
 
-    async def prepare(self, request: ChatCompletionRequest, *, completion_id: str, arrival: float) -> Generation:
+    async def prepare(
+        self,
+        request: ChatCompletionRequest,
+        *,
+        completion_id: str,
+        arrival: float,
+        key_salt: str = "",
+        field: PromptField = MESSAGES,
+    ) -> Generation:
         """Everything that can be wrong with a request is found here, before the engine is asked.
+
+        Args:
+            key_salt: parts the caches of one API key from those of others.
+            field: where in the wire's request the messages stood.
 
         Raises:
             ApiError: the request cannot be served; says why.
         """
-        side, info = self.model_side, self._client.info
-        assert side is not None, "requests come only once the service is ready"
-        assert info is not None, "requests come only once the engine is ready"
+        side = self._model_side
         special_tokens = call_tokens(side.prompts.tokenizer.added_ids)
         answer = answer_format(request, has_call_tokens=bool(special_tokens))
         if answer.grammar is not None:
-            await side.grammars.check(answer.grammar, special_tokens=special_tokens, param=answer.param)
-        prompt = await side.prompts.prepare(request.messages, tools=answer.tools)
-        num_prompt_tokens = len(prompt.token_ids)
-        max_tokens = request.requested_max_tokens
-        room = info.max_model_len - num_prompt_tokens
-        if room < 1:
-            raise context_length(info.max_model_len, num_prompt_tokens, None)
-        if max_tokens is not None and max_tokens > room:
-            raise context_length(info.max_model_len, num_prompt_tokens, max_tokens)
+            param = field.format_name if answer.param == MESSAGES.format_name else answer.param
+            await side.grammars.check(answer.grammar, special_tokens=special_tokens, param=param)
+        prompt = await side.prompts.prepare(request.messages, field, tools=answer.tools)
+        return self._generation(request, [prompt], answer, completion_id, arrival, key_salt, field.name)
+
+    async def prepare_text(
+        self, request: TextCompletionRequest, *, completion_id: str, arrival: float, key_salt: str = ""
+    ) -> Generation:
+        """The same for prompts that are text or tokens.
+
+        Raises:
+            ApiError: the request cannot be served; says why.
+        """
+        prompts = [await self._model_side.prompts.prepare_text(prompt) for prompt in request.prompts]
+        return self._generation(request, prompts, AnswerFormat(), completion_id, arrival, key_salt, "prompt")
+
+    @property
+    def _model_side(self) -> ModelSide:
+        assert self.model_side is not None, "requests come only once the service is ready"
+        return self.model_side
+
+    def _generation(
+        self,
+        request: SamplingFields,
+        prompts: Sequence[PreparedPrompt],
+        answer: AnswerFormat,
+        completion_id: str,
+        arrival: float,
+        key_salt: str,
+        prompt_field: str,
+    ) -> Generation:
+        side, info = self._model_side, self._client.info
+        assert info is not None, "requests come only once the engine is ready"
         now = time.time()
-        requests = tuple(
-            Request(
-                request_id=f"{completion_id}-{index}",
-                prompt_token_ids=prompt.token_ids,
-                images=prompt.images,
-                sampling=sampling_params(
+        max_tokens = request.requested_max_tokens
+        cache_salt = join_salts(key_salt, request.cache_salt or "")
+        requests: list[Request] = []
+        for prompt in prompts:
+            num_prompt_tokens = len(prompt.token_ids)
+            room = info.max_model_len - num_prompt_tokens
+            if room < 1:
+                raise context_length(info.max_model_len, num_prompt_tokens, None, param=prompt_field)
+            if max_tokens is not None and max_tokens > room:
+                raise context_length(info.max_model_len, num_prompt_tokens, max_tokens, param=prompt_field)
+            images = tuple(salted(image, cache_salt) for image in prompt.images)
+            for index in range(request.choices_per_prompt):
+                sampling = sampling_params(
                     request,
                     side.sampling_defaults,
                     index=index,
-                    max_tokens=max_tokens or room,
+                    max_tokens=max_tokens or min(room, request.default_max_tokens or room),
                     vocab_size=side.prompts.tokenizer.vocab_size,
                     grammar=answer.grammar,
-                ),
-                arrival_time=now,
-                cache_salt=request.cache_salt or "",
-            )
-            for index in range(request.num_choices)
-        )
+                )
+                requests.append(
+                    Request(
+                        request_id=f"{completion_id}-{len(requests)}",
+                        prompt_token_ids=prompt.token_ids,
+                        images=images,
+                        sampling=sampling,
+                        arrival_time=now,
+                        cache_salt=cache_salt,
+                    )
+                )
         self._metrics.preprocess_time.observe(time.perf_counter() - arrival)
         return Generation(
             completion_id=completion_id,
             created=int(now),
             model=self._settings.model_names[0],
             arrival=arrival,
-            prompt=prompt,
-            requests=requests,
+            pixels=prompts[0].pixels,
+            requests=tuple(requests),
             stop=request.stop_strings,
-            usage=Usage(prompt_tokens=num_prompt_tokens, image_tokens=prompt.num_image_tokens),
+            usage=Usage(
+                prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+                image_tokens=sum(prompt.num_image_tokens for prompt in prompts),
+            ),
+            choices_per_prompt=request.choices_per_prompt,
+            prompt_field=prompt_field,
             answer=answer,
         )
 
@@ -171,13 +233,13 @@ class ChatService:
         last_time: float | None = None
         finish_reason = "abort"
         output: RequestOutput | None = None
-        outputs = self._client.generate(request, generation.prompt.pixels)
+        outputs = self._client.generate(request, generation.pixels)
         try:
             async with aclosing(outputs):
                 async for output in outputs:
                     if output.finish_reason in ("error", "abort"):
                         finish_reason = output.finish_reason
-                        raise engine_refusal(output)
+                        raise engine_refusal(output, generation.prompt_field)
                     if output.new_token_ids:
                         now = time.perf_counter()
                         if last_time is None:
@@ -227,6 +289,7 @@ class ChoiceReader:
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer, generation: Generation) -> None:
         self.num_tokens = 0
         self._index = index
+        self._prompt = index // generation.choices_per_prompt
         self._num_top = request.sampling.num_logprobs
         self._tokenizer = tokenizer
         answer = generation.answer
@@ -252,7 +315,7 @@ class ChoiceReader:
         elif finish_reason is not None:
             text += self._detokenizer.finish()
         if finish_reason is not None:
-            self._usage.cached_tokens = max(self._usage.cached_tokens, output.num_cached_tokens)
+            self._usage.count_cached(self._prompt, output.num_cached_tokens)
         if self._parser is None:
             return Chunk(self._index, text, logprobs, finish_reason)
         reading = self._parser.push(text)
@@ -285,12 +348,12 @@ class Admission:
         self._num_places = 0
 
 
-def engine_refusal(output: RequestOutput) -> ApiError:
+def engine_refusal(output: RequestOutput, prompt_field: str) -> ApiError:
     """The error of a request that the engine would not or could not run. Why it could not stays in the log; why it
     would not is meant for people."""
     if output.is_rejected:
         message = output.error or "the request can never be served"
-        return InvalidRequestError(f"The engine refused the request: {message}.", param="messages")
+        return InvalidRequestError(f"The engine refused the request: {message}.", param=prompt_field)
     logger.error("the engine failed a request: %s", output.error, extra={"request": output.request_id})
     return InternalServerError()
 

@@ -44,6 +44,12 @@ class Usage:
     image_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    _cached: dict[int, int] = field(default_factory=dict)
+
+    def count_cached(self, prompt: int, num_tokens: int) -> None:
+        """Choices share the cached tokens of their prompt, the `prompt`th of the request."""
+        self._cached[prompt] = max(num_tokens, self._cached.get(prompt, 0))
+        self.cached_tokens = sum(self._cached.values())
 
     def wire(self) -> dict[str, Any]:
         return {
@@ -52,10 +58,18 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {
                 "cached_tokens": self.cached_tokens,
+                "cache_write_tokens": 0,
+                "audio_tokens": 0,
                 "image_tokens": self.image_tokens,
                 "text_tokens": self.prompt_tokens - self.image_tokens,
             },
-            "completion_tokens_details": {"reasoning_tokens": 0, "text_tokens": self.completion_tokens},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+                "text_tokens": self.completion_tokens,
+            },
         }
 
 

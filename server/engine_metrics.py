@@ -68,9 +68,11 @@ def scheduler_metrics(stats: EngineStats, info: EngineInfo | None) -> Iterable[M
     yield gauge("kv_cache_block_size_bytes", "Bytes of one KV block.", block_bytes)
     yield gauge("max_model_len_tokens", "Most tokens of one sequence.", info.max_model_len if info else 0)
     yield counter("engine_steps_total", "Steps of the engine.", stats.num_steps)
+    yield counter(
+        "engine_failed_steps_total", "Steps that raised; their requests were run alone.", stats.num_failed_steps
+    )
     yield counter("engine_step_seconds_total", "Time spent in steps.", stats.step_seconds)
     yield counter("engine_step_sequences_total", "Sequences in all steps; per step: batch.", stats.num_step_sequences)
-    yield counter("engine_failed_steps_total", "Steps that failed with their requests.", stats.num_failed_steps)
     yield counter("engine_prompt_tokens_total", "Prompt tokens computed.", stats.num_prompt_tokens)
     yield counter("engine_generation_tokens_total", "Tokens sampled.", stats.num_generation_tokens)
     yield counter(

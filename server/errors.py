@@ -4,11 +4,15 @@
     ├── InvalidRequestError        400  a field is malformed, out of range, or asks for what we cannot honour
     │   ├── InvalidImageError      400  a picture cannot be used (invalid_image, invalid_image_url, ...)
     │   └── ContextLengthError     400  context_length_exceeded
+    ├── UnauthorizedError          401  WWW-Authenticate
     ├── ModelNotFoundError         404
     ├── RouteNotFoundError         404
     ├── MethodNotAllowedError      405
+    ├── BodyTimeoutError           408
     ├── BodyTooLargeError          413
+    ├── HeadersTooLargeError       431
     ├── QueueFullError             429  Retry-After
+    ├── ServerBusyError            429  Retry-After (too many bytes of bodies in flight)
     ├── InternalServerError        500  never says why; the log does
     ├── ServiceUnavailableError    503  Retry-After (starting, draining, the engine is gone)
     └── RequestTimeoutError        504
@@ -83,6 +87,19 @@ class ContextLengthError(InvalidRequestError):
     reason = "context_length"
 
 
+class UnauthorizedError(ApiError):
+    status = 401
+    type = "invalid_request_error"
+    default_code = "invalid_api_key"
+    reason = "unauthorized"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A valid API key is needed, as the header 'Authorization: Bearer KEY'.",
+            headers={"www-authenticate": "Bearer"},
+        )
+
+
 class ModelNotFoundError(ApiError):
     status = 404
     type = "invalid_request_error"
@@ -108,6 +125,19 @@ class MethodNotAllowedError(ApiError):
     reason = "not_found"
 
 
+class BodyTimeoutError(ApiError):
+    status = 408
+    type = "invalid_request_error"
+    default_code = "request_timeout"
+    reason = "body_timeout"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"Nothing more of the request body came for {seconds:g} seconds (body_timeout_seconds).",
+            headers={"connection": "close"},
+        )
+
+
 class BodyTooLargeError(ApiError):
     status = 413
     type = "invalid_request_error"
@@ -120,6 +150,16 @@ class BodyTooLargeError(ApiError):
         )
 
 
+class HeadersTooLargeError(ApiError):
+    status = 431
+    type = "invalid_request_error"
+    default_code = "headers_too_large"
+    reason = "headers_too_large"
+
+    def __init__(self, max_header_bytes: int) -> None:
+        super().__init__(f"The request's headers are larger than {max_header_bytes} bytes (max_header_bytes).")
+
+
 class QueueFullError(ApiError):
     status = 429
     type = "rate_limit_error"
@@ -130,6 +170,19 @@ class QueueFullError(ApiError):
         super().__init__(
             f"The server is overloaded: its queue of {max_queue_len} requests (max_queue_len) is full.",
             headers={"retry-after": "1"},
+        )
+
+
+class ServerBusyError(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    default_code = "server_busy"
+    reason = "bytes_in_flight"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(
+            f"The server is overloaded: more than {max_bytes} bytes of requests (max_in_flight_bytes) are in work.",
+            headers={"retry-after": "1", "connection": "close"},
         )
 
 
@@ -167,10 +220,14 @@ REJECT_REASONS: tuple[str, ...] = (
     "invalid_image",
     "too_many_images",
     "context_length",
+    "unauthorized",
     "model_not_found",
     "not_found",
+    "body_timeout",
     "body_too_large",
+    "headers_too_large",
     "queue_full",
+    "bytes_in_flight",
     "not_ready",
     "draining",
     "engine_dead",
@@ -191,18 +248,25 @@ def draining() -> ServiceUnavailableError:
     return ServiceUnavailableError("The server is shutting down.", reason="draining", is_closing=True)
 
 
-def context_length(max_model_len: int, num_prompt_tokens: int, max_tokens: int | None) -> ContextLengthError:
-    """The wording is what clients match on; `max_tokens` None means that the prompt alone is too long."""
+def context_length(
+    max_model_len: int, num_prompt_tokens: int | None, max_tokens: int | None, *, param: str = "messages"
+) -> ContextLengthError:
+    """The wording is what clients match on; `max_tokens` None means that the prompt alone is too long, and
+    `num_prompt_tokens` None that its tokens were not even counted."""
     start = f"This model's maximum context length is {max_model_len} tokens. However, "
+    if num_prompt_tokens is None:
+        return ContextLengthError(
+            f"{start}your messages are far longer. Please reduce the length of the messages.", param=param
+        )
     if max_tokens is None:
         return ContextLengthError(
             f"{start}your messages resulted in {num_prompt_tokens} tokens. Please reduce the length of the messages.",
-            param="messages",
+            param=param,
         )
     return ContextLengthError(
         f"{start}you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in the messages, "
         f"{max_tokens} in the completion). Please reduce the length of the messages or completion.",
-        param="messages",
+        param=param,
     )
 
 

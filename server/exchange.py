@@ -1,6 +1,6 @@
-"""The HTTP side of one chat request: reads the body, answers folded or streamed, notices that the client has left.
+"""The HTTP side of one request to the model: reads the body, answers, notices that the client has left.
 
-The one wall at which a chat request's errors are caught. Before the answer starts they become a status; after that, the
+The one wall at which such a request's errors are caught. Before the answer starts they become a status; after that, the
 last event of the stream.
 """
 
@@ -9,41 +9,55 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Generic, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtime.client import EngineDeadError
 from server import errors
-from server.chat import ChatService, Generation
-from server.completion import Chunk, Fold
+from server.byte_budget import Hold
+from server.completion import Chunk
+from server.dialects import AnswerFold, Dialect, StreamPrinter
 from server.errors import ApiError
 from server.lifecycle import FAREWELL_SECONDS, Lifecycle, RequestEndedError, RequestLife
-from server.metrics import Metrics
-from server.schemas import ChatCompletionRequest
+from server.schemas import CompletionFields
 from server.security import check_content_type, parse_json, read_body
-from server.settings import Settings
-from server.sse import HEADERS, ChunkPrinter, error_event
+from server.service import Service
+from server.sse import HEADERS, error_event
 
 logger = logging.getLogger(__name__)
 
 _STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS]
+# Parsing what is longer delays others more than a hop to a thread and back delays this one.
+MAX_INLINE_BODY_BYTES = 1 << 20
+
+WireT = TypeVar("WireT", bound=BaseModel)
 
 
-class ChatExchange(Response):
+CompletionT = TypeVar("CompletionT", bound=CompletionFields)
+
+
+class Exchange(Response, Generic[WireT]):
     """A response that does its work as it is sent, so that one task owns the request from its body to its last byte."""
 
-    def __init__(self, service: ChatService, settings: Settings, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    def __init__(self, service: Service, request_type: type[WireT]) -> None:
         self._service = service
-        self._settings = settings
-        self._lifecycle = lifecycle
-        self._metrics = metrics
+        self._settings = service.settings
+        self._lifecycle = service.lifecycle
+        self._metrics = service.metrics
+        self._request_type = request_type
         self._is_started = False
+        self._error_event = error_event
         self.background = None
+
+    async def _answer(self, request: WireT, arrival: float, hold: Hold, scope: Scope, send: Send) -> None:
+        """Does what was asked for and sends the answer. `hold` may be released once the request's payload is gone."""
+        raise AssertionError("a kind of exchange says how it answers")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error: ApiError
@@ -67,7 +81,7 @@ class ChatExchange(Response):
         except ApiError as raised:
             error = raised
         except Exception:
-            logger.exception("a chat request failed", extra={"request_id": scope["state"]["request_id"]})
+            logger.exception("a request failed", extra={"request_id": scope["state"]["request_id"]})
             error = errors.InternalServerError()
         await self._fail(error, scope, receive, send)
 
@@ -77,7 +91,7 @@ class ChatExchange(Response):
             # A client that does not read would hold us here for ever; uvicorn closes the connection instead.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FAREWELL_SECONDS):
-                    await _send_body(send, error_event(error.body()), is_last=True)
+                    await _send_body(send, self._error_event(error.body()), is_last=True)
         else:
             self._metrics.rejected[error.reason].inc()
             await error.response()(scope, receive, send)
@@ -85,63 +99,87 @@ class ChatExchange(Response):
     async def _serve(self, scope: Scope, receive: Receive, send: Send, life: RequestLife) -> None:
         arrival = time.perf_counter()
         check_content_type(scope)
-        body = await read_body(scope, receive, self._settings.max_body_bytes)
-        # From here on nothing is to be received but the news that the client has left.
-        watcher = asyncio.create_task(_watch(receive, life))
-        try:
-            request = validated(body)
-            del body
-            self._service.check_model(request.model)
-            admission = self._service.admit(request.num_choices)
+        with self._service.body_budget.hold() as hold:
+            body = await read_body(
+                scope,
+                receive,
+                max_body_bytes=self._settings.max_body_bytes,
+                timeout_seconds=self._settings.body_timeout_seconds,
+                hold=hold,
+            )
+            # From here on nothing is to be received but the news that the client has left.
+            watcher = asyncio.create_task(_watch(receive, life))
             try:
-                completion_id = f"chatcmpl-{uuid.uuid4().hex}"
-                generation = await self._service.prepare(request, completion_id=completion_id, arrival=arrival)
-                chunks = self._service.chunks(generation, admission)
-                async with aclosing(chunks):
-                    if request.stream:
-                        await self._stream(request, generation, chunks, send)
-                    else:
-                        await self._fold(generation, chunks, scope, receive, send)
+                if len(body) <= MAX_INLINE_BODY_BYTES:
+                    request = validated(self._request_type, body)
+                else:
+                    request = await asyncio.to_thread(validated, self._request_type, body)
+                del body
+                await self._answer(request, arrival, hold, scope, send)
             finally:
-                admission.close()
-        finally:
-            watcher.cancel()
+                watcher.cancel()
 
-    async def _fold(
-        self, generation: Generation, chunks: AsyncGenerator[Chunk, None], scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        fold = Fold(len(generation.requests))
+
+class CompletionExchange(Exchange[CompletionT]):
+    """A request whose answer is generated, folded or streamed."""
+
+    def __init__(self, service: Service, dialect: Dialect[CompletionT]) -> None:
+        super().__init__(service, dialect.request_type)
+        self._dialect = dialect
+
+    async def _answer(self, request: CompletionT, arrival: float, hold: Hold, scope: Scope, send: Send) -> None:
+        service, dialect = self._service.chat, self._dialect
+        service.check_model(request.model)
+        admission = service.admit(request.num_choices)
+        try:
+            completion_id = f"{dialect.id_prefix}{uuid.uuid4().hex}"
+            key_salt = scope["state"].get("key_salt", "")
+            generation = await dialect.prepare(
+                service, request, completion_id=completion_id, arrival=arrival, key_salt=key_salt
+            )
+            printer = dialect.printer(request, generation) if request.stream else None
+            fold = None if request.stream else dialect.fold(request, generation)
+            # Pictures as text are many times what is kept of them: let go before the answer begins.
+            del request
+            hold.release()
+            chunks = service.chunks(generation, admission)
+            async with aclosing(chunks):
+                if printer is not None:
+                    await self._stream(printer, chunks, send)
+                elif fold is not None:
+                    await self._fold(fold, chunks, send)
+        finally:
+            admission.close()
+
+    async def _fold(self, fold: AnswerFold, chunks: AsyncGenerator[Chunk, None], send: Send) -> None:
         async for chunk in chunks:
             fold.add(chunk)
-        body = fold.body(
-            completion_id=generation.completion_id,
-            created=generation.created,
-            model=generation.model,
-            usage=generation.usage,
-        )
-        await Response(body, media_type="application/json")(scope, receive, send)
+        await _send_json(send, fold.body())
 
-    async def _stream(
-        self, request: ChatCompletionRequest, generation: Generation, chunks: AsyncGenerator[Chunk, None], send: Send
-    ) -> None:
-        options = request.stream_options
-        has_usage = options is not None and bool(options.include_usage)
-        printer = ChunkPrinter(
-            completion_id=generation.completion_id,
-            created=generation.created,
-            model=generation.model,
-            usage=generation.usage if has_usage else None,
-            continuous_usage=options is not None and bool(options.continuous_usage_stats),
-        )
+    async def _stream(self, printer: StreamPrinter, chunks: AsyncGenerator[Chunk, None], send: Send) -> None:
+        self._error_event = printer.error
         # The header waits for the engine's first word, so that what the engine refuses is still a status.
         first = await anext(chunks)
         self._is_started = True
         await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
-        roles = b"".join(printer.role(index) for index in range(len(generation.requests)))
-        await _send_body(send, roles + printer.chunk(first))
+        await _send_body(send, printer.start() + printer.chunk(first))
         async for chunk in chunks:
-            await _send_body(send, printer.chunk(chunk))
+            if events := printer.chunk(chunk):
+                await _send_body(send, events)
         await _send_body(send, printer.end(), is_last=True)
+
+
+class DocumentExchange(Exchange[WireT]):
+    """A request that is answered by one function with one document."""
+
+    def __init__(
+        self, service: Service, request_type: type[WireT], answer: Callable[[WireT], Awaitable[bytes]]
+    ) -> None:
+        super().__init__(service, request_type)
+        self._document = answer
+
+    async def _answer(self, request: WireT, arrival: float, hold: Hold, scope: Scope, send: Send) -> None:
+        await _send_json(send, await self._document(request))
 
 
 def check_phase(lifecycle: Lifecycle) -> None:
@@ -157,13 +195,13 @@ def check_phase(lifecycle: Lifecycle) -> None:
         raise errors.engine_dead()
 
 
-def validated(body: bytes) -> ChatCompletionRequest:
+def validated(request_type: type[WireT], body: bytes) -> WireT:
     """
     Raises:
-        InvalidRequestError: the body is no chat request; names the field.
+        InvalidRequestError: the body is no such request; names the field.
     """
     try:
-        return ChatCompletionRequest.model_validate(parse_json(body))
+        return request_type.model_validate(parse_json(body))
     except ValidationError as error:
         raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
 
@@ -177,3 +215,9 @@ async def _watch(receive: Receive, life: RequestLife) -> None:
 
 async def _send_body(send: Send, body: bytes, *, is_last: bool = False) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+
+async def _send_json(send: Send, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await _send_body(send, body, is_last=True)

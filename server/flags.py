@@ -17,6 +17,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ("gpu_memory_utilization", "memory"),
     ("enforce_eager", "graphs"),
     ("host", "HTTP server"),
+    ("api_keys", "keys, origins, and pictures from elsewhere"),
 )
 
 
@@ -25,6 +26,12 @@ METAVARS = {
     "revision": "REVISION",
     "limit_mm_per_prompt": "image=N",
     "served_model_name": "NAME[,NAME]",
+    "root_path": "PATH",
+    "api_keys": "KEY[,KEY]",
+    "api_keys_file": "FILE",
+    "cors_origins": "ORIGIN[,ORIGIN]",
+    "allowed_media_domains": "HOST[,HOST]",
+    "allowed_media_addresses": "NETWORK[,NETWORK]",
     "encoder_graph_budgets": "N[,N]",
     "decoder_graph_sizes": "N[,N]",
 }

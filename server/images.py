@@ -3,14 +3,16 @@
 The pixels are made in `image_pool`'s workers, base64 included.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from runtime.processing.image_processor import Detail, pixel_budget
 from server.data_url import DataUrlError, data_url_payload, is_data_url, looks_like_base64
 from server.image_decode import DecodeOptions, ImageError, ImageErrorCode
-from server.image_pool import ImagePool, ImagePoolClosedError, LoadedImage
+from server.image_pool import ImagePool, ImagePoolClosedError, LoadedImage, default_num_workers
 
-__all__ = ["ImageError", "ImageErrorCode", "ImageLoader", "ImagePoolClosedError", "LoadedImage"]
+__all__ = ["ImageError", "ImageErrorCode", "ImageLoader", "ImagePoolClosedError", "LoadedImage", "PixelBudget"]
 
 DEFAULT_MAX_BYTES = 20 << 20
 # 64 megapixels: above every camera that is common, and at most 256 MB a picture while it is decoded with alpha.
@@ -18,6 +20,22 @@ DEFAULT_MAX_SOURCE_PIXELS = 64_000_000
 
 # The bytes behind an http(s) URL, or ImageError.
 FetchImage = Callable[[str], Awaitable[bytes]]
+
+
+# Fetched pictures wait in memory for a worker: so many at most.
+MAX_REMOTE_IN_FLIGHT = 16
+
+
+class PixelBudget:
+    """The most pixels that one request's pictures may have together, before they are reduced."""
+
+    def __init__(self, max_pixels: int) -> None:
+        self.max_pixels = max_pixels
+        self.num_pixels = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.num_pixels > self.max_pixels
 
 
 class ImageLoader:
@@ -52,6 +70,8 @@ class ImageLoader:
         self._max_source_pixels = max_source_pixels
         self._fetch = fetch
         self._pool = ImagePool(num_workers=num_workers, timeout_seconds=timeout_seconds)
+        self._decoding = asyncio.Semaphore(num_workers or default_num_workers())
+        self._remote = asyncio.Semaphore(MAX_REMOTE_IN_FLIGHT)
 
     @property
     def worker_pids(self) -> list[int]:
@@ -66,24 +86,18 @@ class ImageLoader:
         """Ends the workers. Safe to call twice."""
         await self._pool.close()
 
-    async def load(self, url: str, detail: Detail = "auto") -> LoadedImage:
+    async def load(self, url: str, detail: Detail = "auto", budget: PixelBudget | None = None) -> LoadedImage:
         """Loads one picture.
 
         Args:
             url: a data URL in base64, or http(s) where fetching is enabled.
             detail: how much of the picture the model gets to see, see `image_processor.pixel_budget`.
+            budget: of the pictures of one request. Once it is exceeded, those that still wait are not decoded.
 
         Raises:
             ImageError: the URL or the picture cannot be used.
             ImagePoolClosedError: the loader is closed.
         """
-        max_pixels = pixel_budget(detail, min_pixels=self._min_pixels, max_pixels=self._max_pixels)
-        options = DecodeOptions(
-            max_source_pixels=self._max_source_pixels,
-            factor=self._factor,
-            min_pixels=self._min_pixels,
-            max_pixels=max_pixels,
-        )
         if is_data_url(url):
             # Percent-encoding at most trebles base64, whose length is 4/3 of the data's: more cannot fit the limit,
             # nor be sent to a worker. The worker counts exactly.
@@ -93,11 +107,29 @@ class ImageLoader:
                 payload = data_url_payload(url)
             except DataUrlError as error:
                 raise ImageError("invalid_image_url", str(error)) from None
-            return await self._pool.decode(payload, options, encoding="base64", max_bytes=self._max_bytes)
-        data = await self._fetch_remote(url)
-        if len(data) > self._max_bytes:
-            raise self._too_many_bytes()
-        return await self._pool.decode(data, options, encoding="raw", max_bytes=self._max_bytes)
+            return await self._decode(payload, "base64", detail, budget)
+        async with self._remote:
+            data = await self._fetch_remote(url)
+            if len(data) > self._max_bytes:
+                raise self._too_many_bytes()
+            return await self._decode(data, "raw", detail, budget)
+
+    async def _decode(
+        self, payload: bytes, encoding: Literal["base64", "raw"], detail: Detail, budget: PixelBudget | None
+    ) -> LoadedImage:
+        async with self._decoding:
+            if budget is not None and budget.is_exceeded:
+                raise ImageError("image_too_large", "the request's images have too many pixels together")
+            options = DecodeOptions(
+                max_source_pixels=self._max_source_pixels,
+                factor=self._factor,
+                min_pixels=self._min_pixels,
+                max_pixels=pixel_budget(detail, min_pixels=self._min_pixels, max_pixels=self._max_pixels),
+            )
+            image = await self._pool.decode(payload, options, encoding=encoding, max_bytes=self._max_bytes)
+        if budget is not None:
+            budget.num_pixels += image.original_height * image.original_width
+        return image
 
     async def _fetch_remote(self, url: str) -> bytes:
         if not url.strip()[:8].lower().startswith(("http://", "https://")):

@@ -51,5 +51,5 @@ def configure_logging(level: str, kind: Literal["auto", "json", "text"]) -> None
         logger.handlers.clear()
         logger.propagate = True
     # Libraries that log URLs or every request at INFO.
-    for name in ("httpx", "httpcore", "PIL", "asyncio"):
+    for name in ("httpx", "httpcore", "httpx2", "httpcore2", "PIL", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -25,22 +25,29 @@ from server.histogram import BYTES, FINE_SECONDS, LATENCY_SECONDS, PIXELS, TOKEN
 from server.image_decode import ImageErrorCode
 from server.lifecycle import ABORT_REASONS, PHASES, Lifecycle, ServicePhase
 from server.metric_aliases import AliasCollector, MetricsAliases
+from server.watchdog import is_responsive
 
 # Route templates with their methods and the statuses that they give; anything else is counted as "other".
+MODEL_STATUSES = (200, 400, 401, 404, 408, 413, 429, 499, 500, 503, 504)
 HANDLERS: dict[str, tuple[str, tuple[int, ...]]] = {
-    "/v1/chat/completions": ("POST", (200, 400, 404, 413, 429, 499, 500, 503, 504)),
-    "/v1/models": ("GET", (200,)),
-    "/v1/models/{model}": ("GET", (200, 404)),
+    "/v1/chat/completions": ("POST", MODEL_STATUSES),
+    "/v1/completions": ("POST", MODEL_STATUSES),
+    "/v1/responses": ("POST", MODEL_STATUSES),
+    "/tokenize": ("POST", MODEL_STATUSES),
+    "/detokenize": ("POST", MODEL_STATUSES),
+    "/v1/models": ("GET", (200, 401)),
+    "/v1/models/{model}": ("GET", (200, 401, 404)),
     "/health": ("GET", (200, 503)),
     "/health/live": ("GET", (200, 503)),
     "/health/ready": ("GET", (200, 503)),
     "/livez": ("GET", (200, 503)),
     "/readyz": ("GET", (200, 503)),
     "/metrics": ("GET", (200,)),
-    "/version": ("GET", (200,)),
+    "/version": ("GET", (200, 401)),
+    "/openapi.json": ("GET", (200, 401)),
     "/": ("GET", (200, 304)),
     "/web/{name}": ("GET", (200, 304, 404)),
-    "/web/status": ("GET", (200,)),
+    "/web/status": ("GET", (200, 401)),
     "other": ("other", (404, 405)),
 }
 FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "abort", "error")
@@ -59,10 +66,12 @@ class Metrics:
         *,
         model_name: str,
         version: str,
+        watchdog_seconds: float = 30.0,
         revision: str = "unknown",
         aliases: MetricsAliases = "none",
     ) -> None:
-        """`revision`: of the source. `aliases`: whose names our numbers are exported under as well."""
+        """`watchdog_seconds`: as in `watchdog`. `revision`: of the source. `aliases`: whose names our numbers are
+        exported under as well."""
         # A `_created` series for each counter would double the exposition.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
@@ -86,7 +95,7 @@ class Metrics:
             LATENCY_SECONDS, "handler", HANDLERS, registry,
         )  # fmt: skip
         ready = Gauge("fovea_ready", "1 while requests are taken.", registry=registry)
-        ready.set_function(lambda: float(lifecycle.phase == "ready" and client.state == "ready"))
+        ready.set_function(lambda: float(lifecycle.phase == "ready" and is_responsive(client, watchdog_seconds)))
         phases = Gauge("fovea_service_phase", "1 for the phase that the service is in.", ["phase"], registry=registry)
         for phase in PHASES:
             phases.labels(phase).set_function(partial(_is_phase, lifecycle, phase))
@@ -143,6 +152,7 @@ class Metrics:
         self.images_rejected = {code: image_errors.labels(code) for code in get_args(ImageErrorCode)}
         self.image_bytes = histogram("image_bytes", "Size of a picture as sent.", BYTES)
         self.image_pixels = histogram("image_pixels", "Pixels of a picture as sent.", PIXELS)
+        self.image_fetch = histogram("image_fetch_seconds", "Time to fetch a picture from its URL.", LATENCY_SECONDS)
         self.image_decode = histogram("image_decode_seconds", "Time to decode and reduce a picture.", FINE_SECONDS)
 
         if aliases == "vllm":

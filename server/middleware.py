@@ -22,13 +22,15 @@ QUIET_HANDLERS = frozenset(
 class RequestContextMiddleware:
     """Adds `x-request-id` to every answer, and `connection: close` while draining; counts and logs by route template.
 
-    The id is in `scope["state"]["request_id"]`.
+    The id is in `scope["state"]["request_id"]`. `root_path` is the prefix under which a proxy shows the server; it may
+    strip it or not.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, lifecycle: Lifecycle, root_path: str = "") -> None:
         self._app = app
         self._metrics = metrics
         self._lifecycle = lifecycle
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,6 +38,10 @@ class RequestContextMiddleware:
             return
         request_id = request_id_of(scope)
         scope.setdefault("state", {})["request_id"] = request_id
+        if self._root_path:
+            scope["root_path"] = self._root_path
+            if not scope["path"].startswith(self._root_path + "/"):
+                scope["path"] = self._root_path + scope["path"]
         start = time.perf_counter()
         status = CLIENT_CLOSED_REQUEST
 
@@ -45,6 +51,7 @@ class RequestContextMiddleware:
                 status = message["status"]
                 headers = message.setdefault("headers", [])
                 headers.append((b"x-request-id", request_id.encode("latin-1")))
+                headers.append((b"openai-processing-ms", b"%d" % ((time.perf_counter() - start) * 1000)))
                 if self._lifecycle.phase == "draining" and not any(key == b"connection" for key, _ in headers):
                     headers.append((b"connection", b"close"))
             await send(message)

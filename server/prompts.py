@@ -19,8 +19,9 @@ from runtime.processing.chat_template import ChatTemplateError
 from runtime.processing.prompt import PromptBuilder
 from runtime.processing.tokenizer import Tokenizer
 from runtime.request import ImageInput
-from server.errors import InvalidImageError, InvalidRequestError
-from server.images import ImageError, ImageLoader, LoadedImage
+from server.errors import InvalidImageError, InvalidRequestError, context_length
+from server.image_fetch import image_fetch
+from server.images import ImageError, ImageLoader, LoadedImage, PixelBudget
 from server.metrics import Metrics
 from server.schemas import ChatMessage, ImagePart, ImageUrl, TextPart
 from server.settings import Settings
@@ -32,6 +33,28 @@ ROLES = {"developer": "system", "function": "tool"}
 
 # Rendering and encoding of shorter conversations takes less than a hop to a thread and back would delay others.
 MAX_INLINE_CHARS = 8192
+# Normalisation (NFC) makes one character of a few at most: Unicode's own bound is three, see its annex 15.
+MAX_COMPOSED_CHARS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptField:
+    """Where in a request its messages stand, so that an error can name the place.
+
+    `num_before`: messages that were put in front of the field's own. `image_suffix`: from a part to its URL.
+    `format_name`: the field that says in which format to answer.
+    """
+
+    name: str
+    num_before: int = 0
+    image_suffix: str = ".image_url.url"
+    format_name: str = "response_format"
+
+    def image(self, message: int, part: int) -> str:
+        return f"{self.name}[{message - self.num_before}].content[{part}]{self.image_suffix}"
+
+
+MESSAGES = PromptField(name="messages")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +70,16 @@ class PreparedPrompt:
 class PromptPreparer:
     """One for each application; `load` makes it, `close` ends its image workers."""
 
-    def __init__(self, builder: PromptBuilder, images: ImageLoader, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self, builder: PromptBuilder, images: ImageLoader, settings: Settings, metrics: Metrics, *, max_model_len: int
+    ) -> None:
         self._builder = builder
+        self._max_model_len = max_model_len
+        self._max_chars = max_model_len * builder.tokenizer.max_token_chars * MAX_COMPOSED_CHARS
         self._images = images
         self._max_images = settings.max_images_per_prompt
+        self._max_images_per_turn = settings.max_images_per_turn
+        self._max_request_pixels = settings.max_request_pixels
         self._metrics = metrics
 
     @classmethod
@@ -70,6 +99,7 @@ class PromptPreparer:
             max_bytes=settings.max_image_bytes,
             max_source_pixels=settings.max_image_pixels,
             num_workers=settings.image_workers,
+            fetch=image_fetch(settings, metrics),
         )
         # The workers load their modules while the tokenizer is read.
         await images.start()
@@ -78,7 +108,7 @@ class PromptPreparer:
         except BaseException:
             await images.close()
             raise
-        return cls(builder, images, settings, metrics)
+        return cls(builder, images, settings, metrics, max_model_len=resolved.max_model_len)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -88,7 +118,11 @@ class PromptPreparer:
         await self._images.close()
 
     async def prepare(
-        self, messages: Sequence[ChatMessage], *, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        field: PromptField = MESSAGES,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> PreparedPrompt:
         """
         Args:
@@ -98,16 +132,10 @@ class PromptPreparer:
             InvalidRequestError: too many pictures, or the template refuses the messages.
             InvalidImageError: a picture cannot be used; names its place.
         """
-        urls = image_urls(messages)
-        if len(urls) > self._max_images:
-            error = InvalidRequestError(
-                f"The request has {len(urls)} images; at most {self._max_images} are accepted (limit_mm_per_prompt).",
-                param="messages",
-                code="too_many_images",
-            )
-            error.reason = "too_many_images"
-            raise error
-        images = await self._load(urls)
+        self._check_length(num_chars(messages), field.name)
+        urls = image_urls(messages, field)
+        self._check_num_images(messages, len(urls), field)
+        images = await self._load(urls, field)
         sizes = [(image.height, image.width) for image in images]
         plain = [plain_message(message) for message in messages]
         try:
@@ -119,7 +147,7 @@ class PromptPreparer:
             # A template's own words may hold anything, and so stay here.
             logger.warning("the chat template refused a request: %s", type(refusal).__name__)
             raise InvalidRequestError(
-                "The model's chat template does not take these messages.", param="messages"
+                "The model's chat template does not take these messages.", param=field.name
             ) from None
         return PreparedPrompt(
             token_ids=prompt.token_ids,
@@ -131,9 +159,76 @@ class PromptPreparer:
             num_image_tokens=prompt.num_image_tokens,
         )
 
-    async def _load(self, urls: Sequence[tuple[str, ImageUrl]]) -> list[LoadedImage]:
+    async def prepare_text(self, prompt: str | list[int]) -> PreparedPrompt:
+        """A prompt that is text, in which special tokens are letters like any others, or tokens.
+
+        Raises:
+            InvalidRequestError: it is empty, or a token is none of the vocabulary, or stands for a picture.
+        """
+        if isinstance(prompt, str):
+            token_ids = await self.encode(prompt)
+        else:
+            token_ids = prompt
+            self.check_tokens(token_ids, "prompt")
+            if self._builder.image_token_id in token_ids:
+                raise InvalidRequestError(
+                    "'prompt' holds a picture's token; pictures come with /v1/chat/completions.", param="prompt"
+                )
+        if not token_ids:
+            raise InvalidRequestError("'prompt' is empty; it must have at least one token.", param="prompt")
+        return PreparedPrompt(token_ids=token_ids, images=(), pixels=(), num_image_tokens=0)
+
+    async def encode(self, text: str) -> list[int]:
+        """Tokens of plain text; long ones are made beside the event loop.
+
+        Raises:
+            ContextLengthError: it is surely too long for the model.
+        """
+        self._check_length(len(text), "prompt")
+        if len(text) <= MAX_INLINE_CHARS:
+            return self.tokenizer.encode(text, allow_special=False)
+        return await asyncio.to_thread(self.tokenizer.encode, text, allow_special=False)
+
+    def check_tokens(self, token_ids: Sequence[int], param: str) -> None:
+        """
+        Raises:
+            InvalidRequestError: one is none of the vocabulary.
+        """
+        vocab_size = self.tokenizer.vocab_size
+        if max(token_ids, default=0) >= vocab_size:
+            message = f"'{param}' names a token outside of the vocabulary of {vocab_size}."
+            raise InvalidRequestError(message, param=param)
+
+    def _check_length(self, num_chars: int, param: str) -> None:
+        """Spares the tokenizer, which takes a second for some megabytes, what cannot fit in any case.
+
+        Raises:
+            ContextLengthError: there are more characters than the longest prompt can have.
+        """
+        if num_chars > self._max_chars:
+            raise context_length(self._max_model_len, None, None, param=param)
+
+    def _check_num_images(self, messages: Sequence[ChatMessage], num_images: int, field: PromptField) -> None:
+        in_turn = max(
+            sum(isinstance(part, ImagePart) for part in message.content) if isinstance(message.content, list) else 0
+            for message in messages
+        )
+        if num_images > self._max_images:
+            message = f"The request has {num_images} images; at most {self._max_images} are accepted"
+            knob = "limit_mm_per_prompt"
+        elif self._max_images_per_turn is not None and in_turn > self._max_images_per_turn:
+            message = f"A message has {in_turn} images; at most {self._max_images_per_turn} are accepted"
+            knob = "max_images_per_turn"
+        else:
+            return
+        error = InvalidRequestError(f"{message} ({knob}).", param=field.name, code="too_many_images")
+        error.reason = "too_many_images"
+        raise error
+
+    async def _load(self, urls: Sequence[tuple[str, ImageUrl]], field: PromptField) -> list[LoadedImage]:
         """All pictures at once; of several errors the first in the order of the messages is told."""
-        loads = (self._images.load(image.url, image.detail or "auto") for _, image in urls)
+        budget = PixelBudget(self._max_request_pixels)
+        loads = (self._images.load(image.url, image.detail or "auto", budget) for _, image in urls)
         results = await asyncio.gather(*loads, return_exceptions=True)
         images: list[LoadedImage] = []
         failure: BaseException | None = None
@@ -154,13 +249,20 @@ class PromptPreparer:
             failure = failure or result
         if failure is not None:
             raise failure
+        if budget.is_exceeded:
+            raise InvalidImageError(
+                f"The images have {budget.num_pixels} pixels together; at most {self._max_request_pixels} are accepted "
+                "(max_request_pixels).",
+                param=field.name,
+                code="image_too_large",
+            )
         return images
 
 
-def image_urls(messages: Sequence[ChatMessage]) -> list[tuple[str, ImageUrl]]:
+def image_urls(messages: Sequence[ChatMessage], field: PromptField = MESSAGES) -> list[tuple[str, ImageUrl]]:
     """The pictures of a conversation in order, each with its place in the request."""
     return [
-        (f"messages[{i}].content[{j}].image_url.url", part.image_url)
+        (field.image(i, j), part.image_url)
         for i, message in enumerate(messages)
         if isinstance(message.content, list)
         for j, part in enumerate(message.content)

@@ -7,7 +7,7 @@ from typing import Any
 from runtime.checkpoint import read_json
 from runtime.request import SamplingParams
 from server.errors import InvalidRequestError
-from server.schemas import ChatCompletionRequest
+from server.schemas import SamplingFields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ _FIELDS: dict[str, type] = {
 
 
 def sampling_params(
-    request: ChatCompletionRequest,
+    request: SamplingFields,
     defaults: SamplingDefaults,
     *,
     index: int,
@@ -74,7 +74,7 @@ def sampling_params(
         repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty),
         logit_bias=logit_bias,
         seed=None if seed is None else (seed + index + 2**63) % 2**64 - 2**63,
-        num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        num_logprobs=request.num_logprobs,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(request.stop_token_ids or ()),
         grammar=grammar,

@@ -159,11 +159,20 @@ Stop = Annotated[
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
-class ChatCompletionRequest(WireModel):
-    """The body of POST /v1/chat/completions."""
+class CompletionFields(WireModel):
+    """What every request that is answered by the model has."""
 
     model: str
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    stream: bool | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Sequences to generate for it."""
+        return 1
+
+
+class SamplingFields(CompletionFields):
+    """What a completion's request may say of sampling, whatever its prompt is."""
 
     # Sampling, as OpenAI names it.
     temperature: float | None = Field(None, ge=0, le=2)
@@ -174,8 +183,6 @@ class ChatCompletionRequest(WireModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Bias] | None = Field(None, max_length=MAX_LOGIT_BIAS_ENTRIES)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
 
@@ -187,8 +194,53 @@ class ChatCompletionRequest(WireModel):
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(None, max_length=64)
     cache_salt: str | None = Field(None, max_length=256)
 
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> "SamplingFields":
+        if self.stream_options is not None and not self.stream:
+            raise rejected("'stream_options' needs 'stream' to be true.", at="stream_options")
+        for token in self.logit_bias or ():
+            if not (token.isascii() and token.isdigit() and len(token) < 10):
+                raise rejected("The keys of 'logit_bias' must be token ids.", at="logit_bias")
+        return self
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        """Length of an answer when the request names none; None: as long as the context allows."""
+        return None
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.n or 1
+
+    @property
+    def num_choices(self) -> int:
+        return self.choices_per_prompt
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told beside each one; None: no log-probabilities at all."""
+        return None
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        """`max_completion_tokens` wins over the older `max_tokens`."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class ChatCompletionRequest(SamplingFields):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
     # The form of the answer, and tools; `functions` and `function_call` are their older names.
     response_format: ResponseFormat | None = None
@@ -206,28 +258,12 @@ class ChatCompletionRequest(WireModel):
     def _check_whole(self) -> "ChatCompletionRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise rejected("'top_logprobs' needs 'logprobs' to be true.", at="top_logprobs")
-        if self.stream_options is not None and not self.stream:
-            raise rejected("'stream_options' needs 'stream' to be true.", at="stream_options")
         if self.modalities is not None and any(modality != "text" for modality in self.modalities):
             raise rejected("Answers are text only.", at="modalities")
         if self.audio is not None:
             raise rejected("Answers are text only.", at="audio")
-        for token in self.logit_bias or ():
-            if not (token.isascii() and token.isdigit() and len(token) < 10):
-                raise rejected("The keys of 'logit_bias' must be token ids.", at="logit_bias")
         return self
 
     @property
-    def num_choices(self) -> int:
-        return self.n or 1
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def requested_max_tokens(self) -> int | None:
-        """`max_completion_tokens` wins over the older `max_tokens`."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

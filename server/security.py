@@ -1,5 +1,6 @@
 """Limits on what a client may send, before anything looks at its meaning: bytes, depth, headers. No schemas here."""
 
+import asyncio
 import re
 import uuid
 from typing import Any
@@ -8,10 +9,14 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from server.errors import BodyTooLargeError, InvalidRequestError
+from server.byte_budget import Hold
+from server.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError
 
 # Deeper than any request or JSON schema that people write; bounds every recursive walk behind it.
 MAX_JSON_DEPTH = 64
+# Commas and opening brackets, of which there is one for each value. Each value costs about 60 bytes and more once it is
+# parsed: 64 MiB of "[]," would become gigabytes. Base64 has none of these signs, long texts a few for each line.
+MAX_JSON_VALUES = 2_000_000
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -22,14 +27,22 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 def request_id_of(scope: Scope) -> str:
     """The client's `x-request-id` if it is short and printable, else a new one."""
     sent = (header(scope, b"x-request-id") or b"").decode("latin-1")
-    return sent if SANE_REQUEST_ID.fullmatch(sent) else f"req_{uuid.uuid4().hex}"
+    return sent if SANE_REQUEST_ID.fullmatch(sent) else new_request_id()
 
 
-async def read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> bytes:
-    """The whole body, whether its length was announced or it comes in chunks.
+def new_request_id() -> str:
+    return f"req_{uuid.uuid4().hex}"
+
+
+async def read_body(
+    scope: Scope, receive: Receive, *, max_body_bytes: int, timeout_seconds: float, hold: Hold
+) -> bytes:
+    """The whole body, whether its length was announced or it comes in chunks. `hold` counts it as it comes.
 
     Raises:
         BodyTooLargeError: it is larger than `max_body_bytes`; no more than that was kept.
+        BodyTimeoutError: nothing of it came for `timeout_seconds`.
+        ServerBusyError: too many bytes of requests are in work.
         ClientDisconnect: the client left before the end.
     """
     announced = header(scope, b"content-length")
@@ -38,13 +51,18 @@ async def read_body(scope: Scope, receive: Receive, max_body_bytes: int) -> byte
     parts: list[bytes] = []
     num_bytes = 0
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeoutError(timeout_seconds) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         part = message.get("body", b"")
         num_bytes += len(part)
         if num_bytes > max_body_bytes:
             raise BodyTooLargeError(max_body_bytes)
+        hold.add(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
@@ -67,6 +85,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     Raises:
         InvalidRequestError: it is no JSON, no object, or too deep. The message repeats nothing of it.
     """
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise InvalidRequestError(f"The JSON has more than {MAX_JSON_VALUES} values.")
     try:
         value = msgspec.json.decode(body)
     except RecursionError:

@@ -10,9 +10,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from runtime.client import EngineClient
+from server.allocator import give_back_large_buffers
 from server.app import create_app
 from server.lifecycle import Lifecycle
-from server.protocol import BoundedHttpProtocol
+from server.protocol import bounded_protocol
 from server.service import Service
 from server.settings import Settings
 
@@ -69,6 +70,7 @@ class DrainingServer(uvicorn.Server):
 
 def serve(client: EngineClient, settings: Settings) -> int:
     """Serves until a signal or the engine's death. Returns the exit code of the process: 0 after a drain, else 1."""
+    give_back_large_buffers()
     app = create_app(client, settings)
     service = app.state.service
     assert isinstance(service, Service)
@@ -85,12 +87,14 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=BoundedHttpProtocol,
+        http=bounded_protocol(settings.max_header_bytes, app.state.service.metrics),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
+        # Nothing here depends on a client's address or scheme, and so nothing has to be believed of a proxy.
+        proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
     )

@@ -10,6 +10,8 @@ from importlib.metadata import version as installed_version
 from runtime.checkpoint import CheckpointError, locate_model
 from runtime.client import EngineClient, EngineDeadError
 from runtime.config import ConfigError
+from server.api_keys import ApiKeys
+from server.byte_budget import ByteBudget
 from server.chat import ChatService, ModelSide
 from server.grammar_checker import GrammarChecker
 from server.lifecycle import Lifecycle
@@ -38,10 +40,14 @@ class Service:
             self.lifecycle,
             model_name=settings.model_names[0],
             version=self.version,
+            watchdog_seconds=settings.watchdog_seconds,
             revision=os.environ.get(REVISION_VARIABLE) or "unknown",
             aliases=settings.metrics_aliases,
         )
         self.chat = ChatService(client, settings, self.metrics)
+        self.api_keys = ApiKeys(settings.all_api_keys())
+        self.metrics_port: int | None = settings.metrics_port
+        self.body_budget = ByteBudget(settings.max_in_flight_bytes)
         self._watcher: asyncio.Task[None] | None = None
         self._prompts: PromptPreparer | None = None
         self._grammars = GrammarChecker()

@@ -9,17 +9,24 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from runtime.config import MIB, ConfigError, EngineConfig
+from server.media_url import MediaUrlError, parse_allowed_host
 
 ENV_PREFIX = "FOVEA_"
+KIB = 1 << 10
+# Shorter ones are guessed; the longest that people use are far from it.
+MIN_KEY_CHARS = 8
+# Their values are never printed.
+SECRET_NAMES = frozenset({"api_keys"})
 DECIMAL_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_SUFFIXES = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 SUFFIXES = {"": 1, **DECIMAL_SUFFIXES, **BINARY_SUFFIXES}
@@ -66,9 +73,38 @@ def parse_limits(value: Any) -> Any:
     return {name: limit for name, _, limit in pairs}
 
 
+def parse_root_path(value: Any) -> Any:
+    """`/fovea/` -> `/fovea`.
+
+    Raises:
+        ValueError: it does not begin with a slash.
+    """
+    if not isinstance(value, str) or not value.strip("/"):
+        return ""
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+/?", value):
+        raise ValueError("must be as /fovea")
+    return value.rstrip("/")
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys of a file: one a line; empty lines and lines that begin with # are none.
+
+    Raises:
+        SettingsError: the file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"api_keys_file {path} cannot be read: {type(error).__name__}") from None
+    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes)]
 Sizes = Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_list)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
+Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(parse_list)]
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(parse_list)]
+RootPath = Annotated[str, BeforeValidator(parse_root_path)]
 Limits = Annotated[dict[Literal["image", "video", "audio"], int], NoDecode, BeforeValidator(parse_limits)]
 
 
@@ -146,11 +182,30 @@ class Settings(BaseSettings):
     max_image_bytes: Bytes = Field(20 * MIB, ge=1, description="largest picture as sent")
     max_image_pixels: int = Field(64_000_000, ge=1, description="largest picture before it is reduced")
     image_workers: int | None = Field(None, ge=1, description="processes that decode pictures")
+    body_timeout_seconds: float = Field(30, gt=0, description="longest pause while a request body comes")
+    max_header_bytes: Bytes = Field(64 * KIB, ge=1024, description="largest head of a request; beyond it: 431")
+    max_in_flight_bytes: Bytes = Field(512 * MIB, ge=1, description="bodies of all requests in work; beyond it: 429")
+    max_images_per_turn: int | None = Field(None, ge=1, description="most pictures in one message")
+    max_request_pixels: int = Field(256_000_000, ge=1, description="all pictures of a request before they are reduced")
+    root_path: RootPath = Field("", description="path under which a proxy shows the server, as /fovea")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="serves /metrics there instead of on port")
     metrics_aliases: Literal["none", "vllm"] = Field(
         "none", description="vllm: also export the vllm:* names that gateways, scalers and dashboards query"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe lines logged")
     log_format: Literal["auto", "json", "text"] = Field("auto", description="auto: text on a terminal, else json")
+
+    # Who may ask, and what is fetched for them.
+    api_keys: Secrets = Field((), description="keys that are accepted; better in the environment or a file")
+    api_keys_file: Path | None = Field(None, description="file with a key on each line")
+    cors_origins: Names = Field((), description="origins whose pages may ask, as https://app.example; * for all")
+    allowed_media_domains: Names = Field(
+        (), description="hosts from which pictures are fetched, as img.example, *.img.example, img.example:8443 or *"
+    )
+    allowed_media_addresses: Networks = Field(
+        (), description="networks to fetch from although they are not public, as 10.1.2.0/24"
+    )
+    media_timeout_seconds: float = Field(10, gt=0, description="time for fetching one picture, redirects included")
 
     @classmethod
     def settings_customise_sources(
@@ -167,6 +222,23 @@ class Settings(BaseSettings):
     @property
     def max_images_per_prompt(self) -> int:
         return self.limit_mm_per_prompt.get("image", EngineConfig().max_images_per_prompt)
+
+    def all_api_keys(self) -> tuple[str, ...]:
+        """The keys given outright and those in the file, which is read now.
+
+        Raises:
+            SettingsError: the file cannot be read or has no key, or a key is too short or has spaces.
+        """
+        keys = [key.get_secret_value() for key in self.api_keys]
+        if self.api_keys_file is not None:
+            in_file = read_keys(self.api_keys_file)
+            if not in_file:
+                raise SettingsError(f"api_keys_file {self.api_keys_file} has no key: an empty line is none")
+            keys += in_file
+        for key in keys:
+            if len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key:
+                raise SettingsError(f"an API key must have {MIN_KEY_CHARS} or more printable characters, none a space")
+        return tuple(keys)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -203,12 +275,19 @@ def load_settings(
     try:
         settings = Settings(**merged)
         settings.engine_config()
+        settings.all_api_keys()
+        for entry in settings.allowed_media_domains:
+            parse_allowed_host(entry)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
         source = _flag(name) if name in flags else f"{ENV_PREFIX}{name.upper()}" if name in from_environ else str(path)
         message = first["msg"].removeprefix("Value error, ")
+        if name in SECRET_NAMES:
+            raise SettingsError(f"{name} (from {source}): {message}") from None
         raise SettingsError(f"{name} (from {source}) is {merged.get(name)!r}: {message}") from error
+    except MediaUrlError as error:
+        raise SettingsError(f"allowed_media_domains: {error}") from error
     except ConfigError as error:
         raise SettingsError(str(error)) from error
     for modality in ("video", "audio"):

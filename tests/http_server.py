@@ -33,9 +33,9 @@ class RunningServer:
         self.port: int = listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.http = http_client(self.url)
-        app = create_app(engine, settings)
-        self.service: Service = app.state.service
-        self._server = uvicorn.Server(uvicorn_config(app, settings))
+        self.app = create_app(engine, settings)
+        self.service: Service = self.app.state.service
+        self._server = uvicorn.Server(uvicorn_config(self.app, settings))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener = listener
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -69,8 +69,8 @@ class RunningServer:
         assert self._loop is not None
         asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def post(self, body: Any, **keywords: Any) -> httpx.Response:
-        return self.http.post("/v1/chat/completions", json=body, **keywords)
+    def post(self, body: Any, path: str = "/v1/chat/completions", **keywords: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **keywords)
 
     def get(self, path: str) -> httpx.Response:
         return self.http.get(path)

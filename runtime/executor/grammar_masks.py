@@ -30,8 +30,10 @@ class TokenMasks:
 
     def apply(self, logits_SV: Tensor) -> Tensor:
         """A copy of the logits, with minus infinity for what no grammar allows."""
-        allowed_CV = unpack_bits(self.packed_CB, logits_SV.shape[-1])
-        masked_CV = logits_SV.index_select(0, self.positions_C).masked_fill_(~allowed_CV, float("-inf"))
+        forbidden_CV = unpack_bits(self.packed_CB, logits_SV.shape[-1]).logical_not_()
+        if len(self.positions_C) == len(logits_SV):
+            return logits_SV.masked_fill(forbidden_CV, float("-inf"))
+        masked_CV = logits_SV.index_select(0, self.positions_C).masked_fill_(forbidden_CV, float("-inf"))
         return logits_SV.index_copy(0, self.positions_C, masked_CV)
 
 

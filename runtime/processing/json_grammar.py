@@ -6,16 +6,11 @@ is ever fetched.
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-# Nothing, a space, or a line break and its indentation: models write both kinds of JSON, and a weak one that has begun
-# with white space must not go on with it for ever.
-_WHITESPACE = r"( |\n[ ]{0,40})"
-
-# What Python's json.dumps writes, and with it the calls that the model family was trained on.
+# White space as Python's json.dumps writes it, and no other: the form of the calls that the model family was trained
+# on, and one in which a weak model cannot write white space for ever (docs/decisions.md).
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-Layout = Literal["free", "one line"]
 
 
 def json_object() -> str:
@@ -33,16 +28,10 @@ def json_answer(rule: str) -> str:
     return f"start: {rule}\n"
 
 
-def json_rule(schema: Mapping[str, Any], *, is_strict: bool, layout: Layout = "free") -> str:
-    """`schema` as the right side of a rule. With `is_strict` a keyword that cannot be enforced does not compile;
-    without it, it is left to the model.
-
-    Args:
-        layout: the white space between the parts.
-    """
-    options: dict[str, Any] = {"whitespace_pattern": _WHITESPACE} if layout == "free" else dict(_ONE_LINE)
-    # Ours, whatever the schema says: the key is llguidance's own and none of JSON Schema's.
-    # `oneOf` is kept exactly where its branches exclude each other; else, leniently, as `anyOf`.
-    return "%json " + json.dumps(
-        {**schema, "x-guidance": {**options, "lenient": not is_strict, "coerce_one_of": not is_strict}}
-    )
+def json_rule(schema: Mapping[str, Any], *, is_strict: bool) -> str:
+    """`schema` as the right side of a rule, in one line. With `is_strict` a keyword that cannot be enforced does not
+    compile; without it, it is left to the model."""
+    # `oneOf` is kept exactly where its branches exclude each other; else, leniently, as `anyOf`. The options are ours,
+    # whatever the schema says: their key is llguidance's own and none of JSON Schema's.
+    options = {**_ONE_LINE, "lenient": not is_strict, "coerce_one_of": not is_strict}
+    return "%json " + json.dumps({**schema, "x-guidance": options})

@@ -35,7 +35,7 @@ class PromptBuilder:
     ) -> None:
         self.template = template
         self.tokenizer = tokenizer
-        self._image_token_id = image_token_id
+        self.image_token_id = image_token_id
         self._pixels_per_token_side = pixels_per_token_side
 
     @classmethod
@@ -103,11 +103,11 @@ class PromptBuilder:
                         writer.write(part)
             else:
                 length = self.num_image_tokens(*image_sizes[len(placeholders)])
-                offset = writer.write_ids([self._image_token_id] * length)
+                offset = writer.write_ids([self.image_token_id] * length)
                 placeholders.append(PlaceholderRange(offset, length))
         token_ids = writer.finish()
         num_image_tokens = sum(placeholder.length for placeholder in placeholders)
-        assert token_ids.count(self._image_token_id) == num_image_tokens, "an image token came from text"
+        assert token_ids.count(self.image_token_id) == num_image_tokens, "an image token came from text"
         return Prompt(token_ids=token_ids, placeholders=placeholders)
 
 

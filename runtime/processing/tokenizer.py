@@ -75,6 +75,11 @@ class Tokenizer:
         """Number of tokens, added ones included. A model's embedding may have more rows."""
         return self._raw.get_vocab_size()
 
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Most bytes, and so most characters, that one token stands for."""
+        return max(map(len, self._raw.get_vocab()))
+
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids that never show in decoded text, such as the end of a turn."""

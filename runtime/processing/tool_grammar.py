@@ -62,6 +62,6 @@ def _call_rules(tools: Sequence[CallableTool], has_tokens: bool) -> str:
     rules.append("body: " + " | ".join(f"body_{index}" for index in range(len(tools))) + "\n")
     for index, tool in enumerate(tools):
         start = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
-        arguments = json_rule(tool.parameters, is_strict=tool.is_strict, layout="one line")
+        arguments = json_rule(tool.parameters, is_strict=tool.is_strict)
         rules.append(f'body_{index}: {start} {arguments} "}}"\n')
     return "".join(rules)

@@ -188,10 +188,18 @@ class Scheduler:
 
     def fail_step(self, output: SchedulerOutput, error: str) -> list[RequestOutput]:
         """Ends all requests of a step of which nothing is known: the executor raised. The others go on."""
-        result = StepResult(tokens={}, failed={part.request_id: error for part in output.requests})
+        return self.update_again(
+            output, StepResult(tokens={}, failed={part.request_id: error for part in output.requests})
+        )
+
+    def update_again(self, output: SchedulerOutput, result: StepResult) -> list[RequestOutput]:
+        """As `update`, after the executor raised at first: it may not have heard what to drop and who ended, and so
+        is told again with the next step."""
         outputs = self.update(output, result)
         self._encoder_cache.evict_again(output.evicted_images)
-        self._finished_request_ids.extend(output.finished_request_ids)
+        self._finished_request_ids.extend(
+            request_id for request_id in output.finished_request_ids if request_id not in self._states
+        )
         return outputs
 
     def write_stats(self, stats: EngineStats) -> None:

@@ -62,10 +62,8 @@ class InventingRunner:
         self.num_tokens.pop(request_id, None)
 
     def run(self, output: SchedulerOutput) -> StepResult:
-        tokens: dict[str, SampledToken] = {}
         for part in output.requests:
-            request, base = self.requests[part.request_id]
-            match request.prompt_token_ids[0]:
+            match self.requests[part.request_id][0].prompt_token_ids[0]:
                 case 9001:
                     time.sleep(0.01)
                 case 9002:
@@ -74,7 +72,10 @@ class InventingRunner:
                     raise EngineFatalError("the device is gone")
                 case 9004:
                     os.kill(os.getpid(), signal.SIGKILL)
+        tokens: dict[str, SampledToken] = {}
+        for part in output.requests:
             if part.is_sampling:
+                base = self.requests[part.request_id][1]
                 tokens[part.request_id] = SampledToken(token_id=base + self.num_tokens[part.request_id])
                 self.num_tokens[part.request_id] += 1
         return StepResult(tokens=tokens, failed={})

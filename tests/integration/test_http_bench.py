@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
 
-from server.app import create_app
 from server.cli import main
-from server.settings import Settings
 from tests.fake_engine import FakeEngineClient, Replay
 from tests.http_server import RunningServer, running_server
 
@@ -55,27 +52,6 @@ def test_bench_tells_errors(server: RunningServer, capsys: pytest.CaptureFixture
     code, result = bench(server, capsys, "--no-image", "--warmup", "0")
     server.engine.replay = Replay(token_ids=[50, 51, 52])
     assert (code, result["errors_by_kind"]) == (1, {"error event": 6})
-
-
-def test_no_route_is_there_that_nobody_knows_of() -> None:
-    app = create_app(FakeEngineClient(), Settings())
-    routes = {(method, route.path) for route in all_routes(app.routes) for method in route.methods}
-    assert routes == {
-        ("POST", "/v1/chat/completions"),
-        *(("GET", path) for path in ("/v1/models", "/v1/models/{model:path}", "/metrics", "/version")),
-        *(("GET", path) for path in ("/health", "/health/live", "/health/ready", "/livez", "/readyz")),
-        ("GET", "/web/status"),
-        *((method, path) for method in ("GET", "HEAD") for path in ("/", "/web/{name}")),
-    }
-
-
-def all_routes(routes: Any) -> Generator[APIRoute, None, None]:
-    """Routes of routers that were included, too."""
-    for route in routes:
-        if isinstance(route, APIRoute):
-            yield route
-        elif hasattr(route, "original_router"):
-            yield from all_routes(route.original_router.routes)
 
 
 def test_openapi_document_is_whole(server: RunningServer) -> None:

@@ -7,75 +7,25 @@ import subprocess
 import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-import httpx
 import openai
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from server.bench_startup import free_port
-from tests.http_server import chat, data_url, events, http_client, image_part, picture, wait_until
+from tests import served_process
+from tests.http_server import chat, data_url, events, image_part, picture, wait_until
+from tests.served_process import ENVIRONMENT, ROOT, Fovea
 
-ROOT = Path(__file__).parents[2]
 FLAGS = (
     *("--memory-bytes", "512MiB", "--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--block-size", "16"),
     *("--encoder-graph-budgets", "16,64", "--served-model-name", "tiny", "--limit-mm-per-prompt", "image=3"),
 )
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@dataclass(frozen=True)
-class Fovea:
-    process: "subprocess.Popen[bytes]"
-    client: httpx.Client
-
-    def post(self, body: Any) -> httpx.Response:
-        return self.client.post("/v1/chat/completions", json=body)
-
-    def text(self, content: Any, **fields: Any) -> str:
-        response = self.post(chat(content, temperature=0, **{"max_tokens": 12, **fields}))
-        assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["message"]["content"])
-
-    def metrics(self) -> dict[tuple[str, tuple[str, ...]], float]:
-        """Values by name and label values."""
-        text = self.client.get("/metrics").text
-        return {
-            (sample.name, tuple(sample.labels.values())): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
-
-
-@contextmanager
-def serving(checkpoint: Path, *flags: str) -> Generator[Fovea, None, None]:
-    """Runs the command until it is ready, and ends it at the end."""
-    port = free_port()
-    command = [sys.executable, "-m", "server", "serve", str(checkpoint), "--port", str(port), *FLAGS, *flags]
-    process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
-    with http_client(f"http://127.0.0.1:{port}") as client:
-
-        def is_ready() -> bool:
-            assert process.poll() is None, f"it ended with {process.returncode}"
-            try:
-                return client.get("/health/ready").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        try:
-            wait_until(is_ready, 120)
-            yield Fovea(process, client)
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+def serving(checkpoint: Path | str, *flags: str) -> AbstractContextManager[Fovea]:
+    """The service with this module's flags; later ones win."""
+    return served_process.serving(checkpoint, *FLAGS, *flags)
 
 
 @pytest.fixture(scope="module")
@@ -176,13 +126,11 @@ def test_plan_prints_rows_that_sum_up(tiny_checkpoint: Path) -> None:
 
 def test_killed_engine_ends_the_server_with_an_error(tiny_checkpoint: Path) -> None:
     with serving(tiny_checkpoint) as server:
-        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-        (engine,) = [int(pid) for pid in children if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         body = chat("Tell me a long story.", stream=True, max_tokens=3000, ignore_eos=True)
         with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = (line for line in response.iter_lines() if line)
             next(lines)
-            os.kill(engine, signal.SIGKILL)
+            os.kill(server.engine_pid, signal.SIGKILL)
             *_, last = lines
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "service_unavailable"
         assert server.process.wait(20) == 1

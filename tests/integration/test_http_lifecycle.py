@@ -54,8 +54,16 @@ def test_hung_engine_fails_liveness(tiny_checkpoint: Path) -> None:
         server.engine.heartbeat_age = 6
         for path in ("/health", "/health/live", "/health/ready", "/livez", "/readyz"):
             assert server.get(path).status_code == 503
+        assert server.metric("fovea_ready") == 0
+        # Not yet hung, and yet no place to send more to.
+        server.engine.heartbeat_age = 3
+        assert server.get("/health/live").status_code == 200
+        assert server.get("/health/ready").status_code == 503
+        assert server.metric("fovea_ready") == 0
         server.engine.heartbeat_age = 1
         assert server.get("/health/live").status_code == 200
+        assert server.get("/health/ready").status_code == 200
+        assert server.metric("fovea_ready") == 1
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])

@@ -269,6 +269,16 @@ def test_answer_that_fails_midway_is_kept_and_told(server: RunningServer, page: 
     assert "had an error" in page.text("#notice")
 
 
+def test_server_that_is_gone_is_told(tiny_checkpoint: Path, page: Browser) -> None:
+    with running_server(tiny_checkpoint) as server:
+        opened(page, server.url)
+    page.wait("document.querySelector('#state').innerText === 'not reached'")
+    ask(page, "Hello?")
+    page.wait("document.querySelector('#notice').innerText.includes('cannot be reached')")
+    assert page.value("document.querySelector('#question').value") == "Hello?"
+    page.console()
+
+
 def test_several_names_can_be_chosen_from(tiny_checkpoint: Path, page: Browser) -> None:
     with running_server(tiny_checkpoint, served_model_name=("first", "second")) as server:
         page.open(server.url)

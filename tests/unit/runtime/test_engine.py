@@ -54,20 +54,80 @@ def test_requests_run_to_their_end_and_the_executor_forgets_them() -> None:
     assert runner.requests == {}
 
 
-def test_a_step_that_raises_ends_its_requests_and_the_next_ones_live() -> None:
+def test_a_request_that_makes_a_step_raise_ends_and_those_beside_it_go_on() -> None:
     runner = InventingRunner()
     engine = Engine(scheduler(), runner, engine_info())
+    engine.add(request("before", 5, max_tokens=3, ignore_eos=True), [])
+    engine.step()
     engine.add(request("bad", [RAISE, 1, 2]), [])
-    engine.add(request("beside", 5), [])
+    engine.add(request("beside", 5, max_tokens=3, ignore_eos=True), [])
+    outputs = run_until_done(engine)
+    assert [output.error for output in outputs["bad"]] == ["the step failed: RuntimeError"]
+    for name, tokens in (("before", [1, 2]), ("beside", [0, 1, 2])):
+        assert [token for output in outputs[name] for token in output.new_token_ids] == tokens
+        assert outputs[name][-1].finish_reason == "length"
+    assert (engine.stats().num_failed_steps, runner.requests) == (1, {})
+
+
+def test_two_requests_that_make_a_step_raise_both_end_and_free_their_blocks() -> None:
+    engine = Engine(scheduler(), InventingRunner(), engine_info())
+    engine.add(request("bad", [RAISE, 1, 2]), [])
+    engine.add(request("worse", [RAISE, 1, 2]), [])
     outputs = run_until_done(engine)
     assert {name: [o.finish_reason for o in each] for name, each in outputs.items()} == {
         "bad": ["error"],
-        "beside": ["error"],
+        "worse": ["error"],
     }
-    assert outputs["bad"][0].error == "the step failed: RuntimeError"
-    assert (engine.num_failed_steps, runner.requests) == (1, {})
+    assert engine.stats().num_blocks_used == 0
     engine.add(request("good", 5, max_tokens=2, ignore_eos=True), [])
     assert run_until_done(engine)["good"][-1].finish_reason == "length"
+
+
+def test_what_is_refused_beside_a_request_that_raises_stays_refused() -> None:
+    class Refusing(InventingRunner):
+        def run(self, output: SchedulerOutput) -> StepResult:
+            result = super().run(output)
+            refused = {name: "not so" for name in result.tokens if name == "refused"}
+            tokens = {name: token for name, token in result.tokens.items() if name not in refused}
+            return StepResult(tokens=tokens, failed={}, refused=refused)
+
+    engine = Engine(scheduler(), Refusing(), engine_info())
+    for name in ("bad", "refused"):
+        engine.add(request(name, [RAISE, 1, 2] if name == "bad" else 5), [])
+    outputs = run_until_done(engine)
+    assert not outputs["bad"][-1].is_rejected
+    assert (outputs["refused"][-1].is_rejected, outputs["refused"][-1].error) == (True, "not so")
+
+
+class DeafRunner(InventingRunner):
+    """Raises once, before it looks at anything; notes who was said to have ended."""
+
+    is_deaf = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def run(self, output: SchedulerOutput) -> StepResult:
+        if self.is_deaf:
+            self.is_deaf = False
+            raise RuntimeError("not listening")
+        self.told += output.finished_request_ids
+        return super().run(output)
+
+
+def test_what_a_failed_step_was_told_is_told_again() -> None:
+    runner = DeafRunner()
+    engine = Engine(scheduler(), runner, engine_info())
+    engine.add(request("gone"), [])
+    engine.step()
+    engine.abort("gone")
+    for name in ("a", "b"):
+        engine.add(request(name, 5, max_tokens=3, ignore_eos=True), [])
+    runner.is_deaf = True
+    outputs = run_until_done(engine)
+    assert [len(outputs[name]) for name in ("a", "b")] == [3, 3]
+    assert runner.told == ["gone"]
 
 
 def test_a_request_that_the_executor_failed_ends_and_the_others_go_on() -> None:

@@ -13,7 +13,7 @@ from tests.fake_engine import FakeEngineClient
 
 
 def metrics(engine: FakeEngineClient | None = None) -> Metrics:
-    return Metrics(engine or FakeEngineClient(), Lifecycle(), model_name="m", version="1")
+    return Metrics(engine or FakeEngineClient(), Lifecycle(), model_name="m", version="1", watchdog_seconds=30)
 
 
 def value(metrics: Metrics, name: str, /, **labels: str) -> float:

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
+from server.byte_budget import ByteBudget
 from server.errors import BodyTooLargeError, InvalidRequestError
 from server.security import MAX_JSON_DEPTH, check_content_type, parse_json, read_body, request_id_of
 
@@ -21,7 +22,9 @@ def read(parts: list[dict[str, Any]], limit: int, **headers: str) -> bytes:
     async def receive() -> dict[str, Any]:
         return next(messages)
 
-    return asyncio.run(read_body(scope(**headers), receive, limit))
+    with ByteBudget(1000).hold() as hold:
+        body = read_body(scope(**headers), receive, max_body_bytes=limit, timeout_seconds=5, hold=hold)
+        return asyncio.run(body)
 
 
 def part(body: bytes, *, more: bool = False) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def test_usage_is_null_until_the_end_unless_continuous(continuous: bool) -> None
 def test_usage_adds_up() -> None:
     wire = Usage(prompt_tokens=10, image_tokens=4, completion_tokens=2, cached_tokens=8).wire()
     assert wire["total_tokens"] == 12
-    assert wire["prompt_tokens_details"] == {"cached_tokens": 8, "image_tokens": 4, "text_tokens": 6}
+    details = {"cached_tokens": 8, "cache_write_tokens": 0, "audio_tokens": 0, "image_tokens": 4, "text_tokens": 6}
+    assert wire["prompt_tokens_details"] == details
 
 
 def test_folded_stream_is_the_answer() -> None:

@@ -1,0 +1,49 @@
+"""A bound on the bytes of all requests in work together. Counts only: what the bytes are is not known here."""
+
+from types import TracebackType
+
+from server.errors import ServerBusyError
+
+
+class ByteBudget:
+    """One per application. Only what has really come is counted: an announced length would let senders that send
+    nothing lock others out."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+
+    def hold(self) -> "Hold":
+        return Hold(self)
+
+
+class Hold:
+    """One request's share. Given back at the end of the `with` block, or before by `release`."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._num_bytes = 0
+
+    def __enter__(self) -> "Hold":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def add(self, num_bytes: int) -> None:
+        """
+        Raises:
+            ServerBusyError: the budget does not hold so many more.
+        """
+        budget = self._budget
+        # A request alone always fits: its own limit is `max_body_bytes`.
+        if budget.num_bytes > self._num_bytes and budget.num_bytes + num_bytes > budget.max_bytes:
+            raise ServerBusyError(budget.max_bytes)
+        budget.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+
+    def release(self) -> None:
+        self._budget.num_bytes -= self._num_bytes
+        self._num_bytes = 0

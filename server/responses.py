@@ -1,0 +1,168 @@
+"""What a request to /v1/responses may say, and its translation: it is a chat request in other words.
+
+Stateless: `store` is ignored, and what refers to something stored is an error. Knows the wire; no model, no picture.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from server.prompts import PromptField
+from server.schemas import (
+    MAX_MESSAGES,
+    MAX_TOP_LOGPROBS,
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionFields,
+)
+from server.tool_schemas import Name
+from server.wire import WireModel, rejected
+
+SCHEMA_FIELDS = ("name", "description", "schema", "strict")
+
+# The one value of `include` that asks for something an answer of ours has; the others ask for nothing here.
+LOGPROBS_INCLUDED = "message.output_text.logprobs"
+
+
+def _message_item(item: Any) -> Any:
+    """Lets messages through, refuses the other kinds of items by name."""
+    if not isinstance(item, dict):
+        raise rejected("An input item must be an object.")
+    kind = item.get("type", "message")
+    if kind == "item_reference":
+        raise rejected("Nothing is stored here: send the item itself instead of a reference.", at="type")
+    if kind != "message":
+        raise rejected("Of the input items only 'message' is supported.", at="type")
+    return item
+
+
+def _without_reasoning(value: Any) -> Any:
+    """Clients send back what other models answered, their reasoning included; no model here has a use for it."""
+    if isinstance(value, list):
+        return [item for item in value if not (isinstance(item, dict) and item.get("type") == "reasoning")]
+    if not isinstance(value, str):
+        raise rejected("'input' must be a string or an array of items.")
+    return value
+
+
+InputItem = Annotated[ChatMessage, BeforeValidator(_message_item)]
+Input = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), Tag("<list>")],
+    Discriminator(lambda value: "<string>" if isinstance(value, str) else "<list>"),
+    BeforeValidator(_without_reasoning),
+]
+
+
+class TextFormat(WireModel):
+    """Chat's `response_format`, with the fields of its `json_schema` beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "TextFormat":
+        if self.type == "json_schema":
+            for required, value in (("name", self.name), ("schema", self.schema_)):
+                if value is None:
+                    raise rejected(f"The text format 'json_schema' needs a {required}.", at=required)
+        return self
+
+    def wire(self) -> dict[str, Any]:
+        """As it was sent, for the response that tells it again."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+    def response_format(self) -> dict[str, Any]:
+        """The same as chat says it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return {"type": self.type, "json_schema": {name: self.wire().get(name) for name in SCHEMA_FIELDS}}
+
+
+class TextConfig(WireModel):
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(CompletionFields):
+    """The body of POST /v1/responses."""
+
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    include: list[str] | None = Field(None, max_length=64)
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+
+    # Beyond OpenAI's, as in chat completions.
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    ignore_eos: bool | None = None
+    cache_salt: str | None = Field(None, max_length=256)
+
+    text: TextConfig | None = None
+
+    # Known, and honoured only where that is doing nothing.
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> "ResponsesRequest":
+        for stored in ("previous_response_id", "conversation", "prompt"):
+            if getattr(self, stored) is not None:
+                raise rejected(f"Nothing is stored here, so that '{stored}' is not supported.", at=stored)
+        if self.background:
+            raise rejected("'background' is not supported: responses are answered at once.", at="background")
+        if self.tools and self.tool_choice != "none":
+            raise rejected("Tools are not supported here.", at="tools")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise rejected("Of 'tool_choice' only 'none' and 'auto' are supported here.", at="tool_choice")
+        return self
+
+    @property
+    def has_logprobs(self) -> bool:
+        return LOGPROBS_INCLUDED in (self.include or ()) or self.top_logprobs is not None
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        own = [text_message("user", self.input)] if isinstance(self.input, str) else self.input
+        # Instructions are OpenAI's system message that comes before all others.
+        return [text_message("system", self.instructions), *own] if self.instructions else own
+
+    @property
+    def text_format(self) -> TextFormat:
+        return (self.text and self.text.format) or TextFormat.model_validate({"type": "text"})
+
+    @property
+    def field(self) -> PromptField:
+        num_before = 1 if self.instructions else 0
+        return PromptField(name="input", num_before=num_before, image_suffix=".image_url", format_name="text.format")
+
+    def chat(self) -> ChatCompletionRequest:
+        """The same request as a chat completion."""
+        shared = ("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "ignore_eos", "cache_salt")
+        return ChatCompletionRequest.model_validate(
+            {
+                "model": self.model,
+                "messages": self.messages,
+                "max_completion_tokens": self.max_output_tokens,
+                "logprobs": self.has_logprobs,
+                "top_logprobs": self.top_logprobs if self.has_logprobs else None,
+                "response_format": self.text_format.response_format(),
+                **{name: getattr(self, name) for name in shared},
+            }
+        )
+
+
+def text_message(role: str, text: str) -> ChatMessage:
+    return ChatMessage.model_validate({"role": role, "content": text})
