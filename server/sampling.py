@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint import read_json
+from runtime.checkpoint import CheckpointError, read_json
 from runtime.request import SamplingParams
 from server.errors import InvalidRequestError
 from server.schemas import SamplingFields
@@ -25,23 +25,32 @@ class SamplingDefaults:
         """Reads `generation_config.json` where there is one. `do_sample: false` means greedy.
 
         Raises:
-            CheckpointError: the file holds no JSON object.
+            CheckpointError: the file holds no JSON object, or a value that is no number of its range.
         """
         path = directory / "generation_config.json"
         raw: dict[str, Any] = read_json(path) if path.exists() else {}
-        values = {name: kind(raw[name]) for name, kind in _FIELDS.items() if raw.get(name) is not None}
+        values = {name: _number(path, name, raw[name]) for name in _FIELDS if raw.get(name) is not None}
         if raw.get("do_sample") is False:
             return cls(temperature=0.0, repetition_penalty=values.get("repetition_penalty", 1.0))
         return cls(**values)
 
 
-_FIELDS: dict[str, type] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
+# Type, least and largest value: what a request may say too.
+_FIELDS: dict[str, tuple[type, float, float]] = {
+    "temperature": (float, 0, 2),
+    "top_p": (float, 0, 1),
+    "top_k": (int, -1, 2**31 - 1),
+    "min_p": (float, 0, 1),
+    "repetition_penalty": (float, 1e-5, 100),
 }
+
+
+def _number(path: Path, name: str, value: Any) -> Any:
+    kind, least, largest = _FIELDS[name]
+    # A NaN is within no range.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= largest:
+        raise CheckpointError(f"{path}: {name} is {value!r}; it must be a number from {least:g} to {largest:g}")
+    return kind(max(0, value)) if name == "top_k" else kind(value)
 
 
 def sampling_params(

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from runtime.checkpoint import CheckpointError
 from runtime.request import SamplingParams
 from server.errors import InvalidRequestError
 from server.sampling import SamplingDefaults, sampling_params
@@ -37,6 +38,15 @@ def test_checkpoint_that_does_not_sample_is_greedy(tmp_path: Path) -> None:
 
 def test_checkpoint_may_have_no_defaults(tmp_path: Path) -> None:
     assert SamplingDefaults.from_checkpoint(tmp_path) == SamplingDefaults()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", "hot"), ("temperature", -1), ("top_p", float("nan")), ("top_k", [1]), ("repetition_penalty", 0)],
+)
+def test_wrong_defaults_of_a_checkpoint_name_the_file_and_the_field(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(CheckpointError, match=f"generation_config.json: {name} is "):
+        defaults_from(tmp_path, {name: value})
 
 
 def test_zero_is_a_value() -> None:
