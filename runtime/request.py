@@ -34,7 +34,8 @@ class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to pick tokens and when to stop. Stop *strings* are the server's: the engine knows tokens only.
 
-    `temperature` 0 is greedy (ties go to the lowest id). `top_k` 0 and `top_p` 1 and `min_p` 0 do nothing.
+    `temperature` 0, and one below 1e-5, is greedy (ties go to the lowest id).
+    `top_k` 0 and `top_p` 1 and `min_p` 0 do nothing.
     `num_logprobs` None: none; 0: the sampled token's only; n: the n likeliest too.
     `grammar`: what the output must be (`runtime.processing.grammar`). It may end only where the grammar may, and does
     so where that allows nothing else, with `ignore_eos` too.

@@ -103,7 +103,7 @@ async def create_text(request: Request) -> Response:
         assert side is not None, "requests come only once the service is ready"
         if wanted.model is not None:
             service.chat.check_model(wanted.model)
-        return detokenize(side, wanted)
+        return await detokenize(side, wanted)
 
     return DocumentExchange(service, DetokenizeRequest, answer)
 

@@ -318,9 +318,24 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that comes twice, of which YAML libraries take the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} comes twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
 def _file(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # As bytes, so that what is no text at all is the parser's error too.
+        content = yaml.load(path.read_bytes(), Loader=_StrictLoader)
     except OSError as error:
         raise SettingsError(f"--config {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -335,6 +350,8 @@ def _file(path: Path) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name not in Settings.model_fields:
             raise SettingsError(f"unknown key {key!r} in {path}{nearest(name, list(Settings.model_fields))}")
+        if name in values:
+            raise SettingsError(f"{name} comes twice in {path}")
         values[name] = value
     return values
 

@@ -1,5 +1,6 @@
 """Text to tokens and back over HTTP: /tokenize and /detokenize on the wire. Knows JSON; the tokens are the model's."""
 
+import asyncio
 from typing import Annotated
 
 import msgspec
@@ -57,13 +58,17 @@ async def tokenize(side: ModelSide, max_model_len: int, request: TokenizeRequest
     return msgspec.json.encode(answer)
 
 
-def detokenize(side: ModelSide, request: DetokenizeRequest) -> bytes:
-    """The answer's JSON: the text, special tokens included.
+async def detokenize(side: ModelSide, request: DetokenizeRequest) -> bytes:
+    """The answer's JSON: the text, special tokens included. A million tokens take a second, beside the event loop.
 
     Raises:
         InvalidRequestError: a token is none of the vocabulary.
     """
     tokenizer = side.prompts.tokenizer
     side.prompts.check_tokens(request.tokens, "tokens")
-    text = b"".join(map(tokenizer.token_bytes, request.tokens)).decode(errors="replace")
-    return msgspec.json.encode({"prompt": text})
+
+    def answer() -> bytes:
+        text = b"".join(map(tokenizer.token_bytes, request.tokens)).decode(errors="replace")
+        return msgspec.json.encode({"prompt": text})
+
+    return await asyncio.to_thread(answer)

@@ -27,6 +27,10 @@ from runtime.staging import HostCopy
 # What stands for the logarithm of nothing, so that no infinity and no NaN reaches JSON (vLLM's value).
 MIN_LOGPROB = -9999.0
 
+# Where penalties leave a logit at most: a repetition penalty near 0 divides by next to nothing, and two infinities have
+# no distribution. Divided by the least temperature it is still a float32.
+_MAX_PENALISED = 1e30
+
 # Top-p first looks at so many likeliest tokens: sorting eight rows of 4,096 logits takes 335 us on a CPU, these 90.
 _HEAD_SIZE = 256
 
@@ -116,7 +120,8 @@ class Sampler:
         repeated_SV = torch.where(logits_SV > 0, logits_SV / repetition_S1, logits_SV * repetition_S1)
         logits_SV = torch.where(is_seen_SV, repeated_SV, logits_SV)
         logits_SV = logits_SV - self._parameter(self._rows.frequency, rows) * counts_SV
-        return logits_SV - self._parameter(self._rows.presence, rows) * is_output_SV
+        logits_SV = logits_SV - self._parameter(self._rows.presence, rows) * is_output_SV
+        return logits_SV.clamp_(-_MAX_PENALISED, _MAX_PENALISED)
 
     def _pick(self, logits_SV: Tensor, rows: NDArray[np.int64], steps: NDArray[np.int64]) -> Tensor:
         is_random = self._rows.is_random[rows]

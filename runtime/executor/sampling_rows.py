@@ -18,6 +18,10 @@ from runtime.request import SamplingParams
 NO_LOGPROBS = -1
 
 _WORD = (1 << 64) - 1
+
+# Below it a draw is greedy: logits divided by less may leave float32's range, and a distribution of infinities is none.
+# vLLM draws the line here too.
+MIN_TEMPERATURE = 1e-5
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -77,7 +81,8 @@ class SamplingRows:
 
         `seed` is the request's own, or one drawn for it; only its low 64 bits count.
         """
-        self.temperature[row] = sampling.temperature or 1.0
+        is_random = sampling.temperature >= MIN_TEMPERATURE
+        self.temperature[row] = sampling.temperature if is_random else 1.0
         self.top_k[row] = sampling.top_k
         self.top_p[row] = sampling.top_p
         self.min_p[row] = sampling.min_p
@@ -86,7 +91,7 @@ class SamplingRows:
         self.repetition[row] = sampling.repetition_penalty
         self.seed[row] = seed & _WORD
         self.num_logprobs[row] = NO_LOGPROBS if sampling.num_logprobs is None else sampling.num_logprobs
-        self.is_random[row] = sampling.temperature > 0
+        self.is_random[row] = is_random
         self.has_penalties[row] = (
             sampling.presence_penalty != 0 or sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
         )

@@ -131,7 +131,7 @@ class SwiGLU(nn.Module):
     """`down(silu(gate(x)) * up(x))` (arXiv:2002.05202), gate and up in one product.
 
     `multiple`: the MLP's width is padded with zeros to a multiple of it, which changes no result: published models are
-    3420 wide, for which cuBLAS has no good kernel (30-35 % of the encoder's time, docs/decisions.md).
+    3420 wide, for which cuBLAS has no good kernel (docs/decisions.md).
     """
 
     def __init__(

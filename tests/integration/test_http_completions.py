@@ -1,5 +1,6 @@
 """Text completions and tokenization over HTTP on a fake engine, through the official client where it has them."""
 
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,20 @@ def test_tokenize_a_text_and_back(server: RunningServer, tokenizer: Tokenizer) -
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] == 4096
     assert server.post({"tokens": answer["tokens"]}, "/detokenize").json() == {"prompt": "Grüße 🙂"}
+
+
+def test_tokens_become_text_beside_the_event_loop(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+    token_bytes = Tokenizer.token_bytes
+
+    def observed(self: Tokenizer, token_id: int) -> bytes:
+        threads.add(threading.get_ident())
+        return token_bytes(self, token_id)
+
+    monkeypatch.setattr(Tokenizer, "token_bytes", observed)
+    assert server.post({"tokens": [1] * 100}, "/detokenize").status_code == 200
+    assert len(threads) == 1
+    assert server.in_loop(threading.get_ident) not in threads
 
 
 def test_tokenize_says_what_a_conversation_will_cost(server: RunningServer) -> None:

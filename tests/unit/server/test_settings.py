@@ -119,9 +119,16 @@ def test_bad_values_are_errors_that_say_where(flags: dict[str, Any], message: st
 
 
 def test_bad_files_are_errors(tmp_path: Path) -> None:
-    for content, message in (("- a\n", "mapping"), ("a: [", "not YAML")):
+    for content, message in (
+        (b"- a\n", "mapping"),
+        (b"a: [", "not YAML"),
+        (b"\xad\xff\x00", "not YAML"),
+        (b"port: 1\nhost: a\nport: 2\n", "not YAML: the key 'port' comes twice"),
+        (b"limit_mm_per_prompt: {image: 1, image: 2}\n", "the key 'image' comes twice"),
+        (b"max-model-len: 64\nmax_model_len: 128\n", "max_model_len comes twice"),
+    ):
         file = tmp_path / "bad.yaml"
-        file.write_text(content)
+        file.write_bytes(content)
         with pytest.raises(SettingsError, match=message):
             load(config=file)
     with pytest.raises(SettingsError, match="No such file"):

@@ -309,10 +309,21 @@ def test_impossible_tokens_are_never_drawn() -> None:
     assert set(sample(rows, logits).token_ids) == {4, VOCAB - 3}
 
 
-def test_tiny_temperature_is_greedy() -> None:
-    rng = np.random.default_rng(6)
-    logits = rng.normal(size=(8, VOCAB)).astype(np.float32) * 5
-    assert sample(make_rows([params(temperature=1e-6)] * 8), logits).token_ids == logits.argmax(axis=1).tolist()
+@pytest.mark.parametrize("others", [{}, {"min_p": 0.5}, {"top_k": 3}, {"top_p": 0.5}, {"logit_bias": {0: 0.0}}])
+@pytest.mark.parametrize("temperature", [1.1e-5, 1e-6, 1e-38, 1e-45, 1e-300, 5e-324])
+def test_tiny_temperature_is_greedy(temperature: float, others: dict[str, object]) -> None:
+    logits = np.random.default_rng(6).normal(size=(8, VOCAB)).astype(np.float32) * 500
+    rows = make_rows([params(temperature=temperature, **others)] * 8)
+    assert sample(rows, logits).token_ids == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.1e-5, 1.0, 2.0])
+@pytest.mark.parametrize("repetition", [1e-300, 1e-45, 1e-38, 1e-10])
+def test_tiny_repetition_penalty_picks_what_was_seen(repetition: float, temperature: float) -> None:
+    logits = np.abs(np.random.default_rng(7).normal(size=(8, VOCAB)).astype(np.float32)) + 1
+    request = params(temperature=temperature, repetition_penalty=repetition, top_p=0.9, min_p=0.01, num_logprobs=1)
+    rows = make_rows([request] * 8, prompts=[[2, 5]] * 8)
+    assert set(sample(rows, logits).token_ids) <= {2, 5}
 
 
 def test_logits_are_left_as_they_were() -> None:
