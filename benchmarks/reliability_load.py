@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import httpx
@@ -67,6 +68,7 @@ class Load:
         self._client = client
         self._deadline = deadline
         self._random = random.Random(seed)
+        self._fault_names = cycle(FAULTS)
         self._noise = np.random.default_rng(seed)
 
     async def run(self, num_streams: int, *, has_trouble: bool = True) -> None:
@@ -111,7 +113,7 @@ class Load:
         self.streams.count(outcome.error)
 
     async def _fault(self) -> None:
-        name = self._random.choice(sorted(FAULTS))
+        name = next(self._fault_names)
         is_stream = self._random.random() < 0.5
         body = self._body(seed=FAULTS[name], stream=is_stream)
         if is_stream:

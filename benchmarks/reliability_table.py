@@ -64,7 +64,7 @@ def table(result: dict[str, Any]) -> str:
         "",
         f"Left afterwards: {left['kv_blocks']:g} KV blocks in use, {left['running']:g} running, {left['waiting']:g} "
         f"waiting, {left['in_flight']:g} in flight, {left['embeddings_beyond_capacity']:g} embedding rows beyond the "
-        f"cache's capacity, {left['unplanned_bytes']:g} bytes beyond the memory plan.",
+        f"cache's capacity, {left['unplanned_bytes']:.0f} bytes beyond the memory plan.",
         "",
         f"Measured on {machine['cores']} cores ({machine['processor']}) that also ran the load; model: "
         f"{result['model']}. Commit `{result['commit'][:12]}`, command `{result['command']}`.",
