@@ -123,6 +123,7 @@ async def get_model(request: Request) -> Response:
 
 
 @open_router.get("/health", summary="200 while the engine is alive; 503 while it loads, and when it is gone")
+@open_router.head("/health", include_in_schema=False)
 async def health(request: Request) -> Response:
     service = service_of(request)
     if service.client.state == "starting":
@@ -131,12 +132,14 @@ async def health(request: Request) -> Response:
 
 
 @open_router.get("/health/live", summary="503 when the engine is dead or hung")
+@open_router.head("/health/live", include_in_schema=False)
 @open_router.get("/livez", include_in_schema=False)
 async def health_live(request: Request) -> Response:
     return live_response(service_of(request))
 
 
 @open_router.get("/health/ready", summary="200 while requests are taken")
+@open_router.head("/health/ready", include_in_schema=False)
 @open_router.get("/readyz", include_in_schema=False)
 async def health_ready(request: Request) -> Response:
     service = service_of(request)

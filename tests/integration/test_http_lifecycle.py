@@ -49,6 +49,14 @@ def test_health_while_loading_and_after(tiny_checkpoint: Path) -> None:
         assert server.post(chat()).status_code == 200
 
 
+def test_probes_answer_head_as_they_answer_get(tiny_checkpoint: Path) -> None:
+    with running_server(tiny_checkpoint) as server:
+        for path in ("/health", "/health/live", "/health/ready"):
+            response = server.http.head(path)
+            assert response.status_code == 200, path
+            assert response.content == b""
+
+
 def test_hung_engine_fails_liveness(tiny_checkpoint: Path) -> None:
     with running_server(tiny_checkpoint, watchdog_seconds=5) as server:
         server.engine.heartbeat_age = 6
