@@ -24,7 +24,7 @@ import msgspec
 import zmq
 
 from runtime.config import EngineConfig
-from runtime.json_log import configure_logging
+from runtime.log import configure_logging
 from runtime.messages import (
     AbortRequest,
     AddRequest,
@@ -154,10 +154,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", required=True, help="ipc:// address of the server's socket")
     parser.add_argument("--factory", default=DEFAULT_FACTORY, help="module:function that builds an engine of a config")
     parser.add_argument("--log-level", default="info", help="least severe lines logged")
+    parser.add_argument("--log-format", choices=("json", "text"), default="json", help="form of the lines logged")
     options = parser.parse_args(arguments)
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
-    configure_logging(options.log_level)
+    configure_logging(options.log_level, options.log_format)
     wait_without_spinning()
     config_line = _read_line(sys.stdin.fileno())
     socket_path = Path(options.address.removeprefix("ipc://"))
@@ -176,7 +177,8 @@ def _serve(socket: "zmq.Socket[bytes]", factory: str, config_line: bytes) -> int
     except Exception as error:
         is_for_people = isinstance(error, ValueError)
         message = str(error) if is_for_people else f"{type(error).__name__}: {error}"
-        log.error("the engine cannot start: %s", message, exc_info=None if is_for_people else error)
+        if not is_for_people:  # what is for people they are told by the process that started this one
+            log.error("the engine cannot start: %s", message, exc_info=error)
         socket.send_multipart(encode(StartFailed(message)))
         return EXIT_START_FAILED
     # What the start made stays: the collector need not look at it again during steps.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from runtime.config import MIB, EngineConfig
-from runtime.json_log import configure_logging
+from runtime.log import configure_logging
 from runtime.offline import Answer, OfflineEngine
 from runtime.stats import EngineStats, GraphFamilyInfo
 from runtime.throughput import Workload, requests_of

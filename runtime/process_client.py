@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from runtime.client import EngineDeadError, EngineState
 from runtime.config import EngineConfig
+from runtime.log import LogFormat
 from runtime.messages import (
     AbortRequest,
     AddRequest,
@@ -97,12 +98,21 @@ class ProcessEngineClient:
     Args:
         config: what the engine is told.
         factory: `module:function` that builds the engine in the child, for tests; `None`: the real one.
+        log_format: form of the child's log lines, so that a terminal shows one form only.
         shutdown_seconds: how long the child may take to end by itself.
     """
 
-    def __init__(self, config: EngineConfig, *, factory: str | None = None, shutdown_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        factory: str | None = None,
+        log_format: LogFormat = "json",
+        shutdown_seconds: float = 5.0,
+    ) -> None:
         self._config = config
         self._factory = factory
+        self._log_format = log_format
         self._shutdown_seconds = shutdown_seconds
         self._state: EngineState = "starting"
         self._info: EngineInfo | None = None
@@ -215,6 +225,7 @@ class ProcessEngineClient:
             *[sys.executable, "-P", "-m", "runtime.engine_process", "--address", address],
             *(["--factory", self._factory] if self._factory else []),
             *["--log-level", logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()],
+            *["--log-format", self._log_format],
             stdin=asyncio.subprocess.PIPE,
             env={
                 **os.environ,

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from runtime.config import EngineConfig
-from runtime.json_log import configure_logging
+from runtime.log import configure_logging
 from runtime.offline import Answer, OfflineEngine, OfflineRequest
 from runtime.request import SamplingParams
 from runtime.stats import EngineStats

@@ -57,8 +57,8 @@ def run_serve(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
     from server.log import configure_logging
     from server.serve import serve
 
-    configure_logging(settings.log_level, settings.log_format)
-    return serve(ProcessEngineClient(settings.engine_config()), settings)
+    log_format = configure_logging(settings.log_level, settings.log_format)
+    return serve(ProcessEngineClient(settings.engine_config(), log_format=log_format), settings)
 
 
 def run_plan(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -69,9 +69,10 @@ def run_plan(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     from server.log import configure_logging
     from server.plan import engine_info, plan_json, plan_tables
 
-    configure_logging("warning", settings.log_format)
+    log_format = configure_logging("warning", settings.log_format)
+    client = ProcessEngineClient(settings.engine_config(), log_format=log_format)
     try:
-        info = asyncio.run(engine_info(ProcessEngineClient(settings.engine_config())))
+        info = asyncio.run(engine_info(client))
     except EngineDeadError as error:
         print(f"fovea plan: {error}", file=sys.stderr)
         return 1

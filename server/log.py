@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from runtime.log import LogFormat
+
 FIELDS = ("request_id", "request", "method", "handler", "status", "seconds", "phase", "reason")
 
 
@@ -38,11 +40,12 @@ class TextFormatter(logging.Formatter):
         return " ".join([super().format(record), *facts])
 
 
-def configure_logging(level: str, kind: Literal["auto", "json", "text"]) -> None:
-    """Sends all log lines of the process to standard error; uvicorn's loggers too."""
+def configure_logging(level: str, kind: Literal["auto", "json", "text"]) -> LogFormat:
+    """Sends all log lines of the process to standard error; uvicorn's loggers too. Returns the form that `kind` came to,
+    for the processes that this one starts."""
     handler = logging.StreamHandler(sys.stderr)
-    is_text = kind == "text" or (kind == "auto" and sys.stderr.isatty())
-    handler.setFormatter(TextFormatter() if is_text else JsonFormatter())
+    resolved: LogFormat = ("text" if sys.stderr.isatty() else "json") if kind == "auto" else kind
+    handler.setFormatter(TextFormatter() if resolved == "text" else JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -53,3 +56,4 @@ def configure_logging(level: str, kind: Literal["auto", "json", "text"]) -> None
     # Libraries that log URLs or every request at INFO.
     for name in ("httpx", "httpcore", "httpx2", "httpcore2", "PIL", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    return resolved

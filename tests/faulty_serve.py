@@ -13,8 +13,10 @@ def main() -> int:
     parser: argparse.ArgumentParser = FlagParser(prog="faulty_serve")
     add_settings_flags(parser)
     settings = settings_from(parser.parse_args(), parser)
-    configure_logging(settings.log_level, settings.log_format)
-    client = ProcessEngineClient(settings.engine_config(), factory="tests.integration.faulty_engine:build")
+    log_format = configure_logging(settings.log_level, settings.log_format)
+    client = ProcessEngineClient(
+        settings.engine_config(), factory="tests.integration.faulty_engine:build", log_format=log_format
+    )
     return serve(client, settings)
 
 

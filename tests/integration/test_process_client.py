@@ -1,5 +1,6 @@
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from runtime.client import EngineClient, EngineDeadError
 from runtime.config import EngineConfig
+from runtime.log import LogFormat
 from runtime.process_client import ProcessEngineClient
 from runtime.request import ImageInput, PlaceholderRange, Request, RequestOutput, SamplingParams
 from tests.integration.process_engines import FATAL, KILL, RAISE, SLOW
@@ -235,6 +237,30 @@ def test_a_failed_start_says_why(factory: str, reason: str) -> None:
         await client.shutdown()
 
     run(test())
+
+
+@pytest.mark.parametrize(("log_format", "start"), [("text", r"\d\d:"), ("json", r"\{")])
+def test_the_engines_lines_have_the_form_that_was_asked_for(
+    log_format: LogFormat, start: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def test() -> None:
+        client = ProcessEngineClient(EngineConfig(), factory=f"{ENGINES}:broken", log_format=log_format)
+        with pytest.raises(EngineDeadError):
+            await client.start()
+
+    run(test())
+    (line, *_) = [line for line in capfd.readouterr().err.splitlines() if "the engine cannot start" in line]
+    assert re.match(start, line)
+
+
+def test_a_wrong_setting_is_told_once_and_not_logged_by_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
+    async def test() -> None:
+        client = ProcessEngineClient(EngineConfig(), factory=f"{ENGINES}:misconfigured")
+        with pytest.raises(EngineDeadError, match="the device wants 7"):
+            await client.start()
+
+    run(test())
+    assert "the device wants 7" not in capfd.readouterr().err
 
 
 def test_a_cancelled_start_leaves_no_process() -> None:
