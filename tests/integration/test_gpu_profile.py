@@ -7,11 +7,17 @@ import pytest
 import torch
 
 from benchmarks.gpu_profile import main
+from tests.process_memory import memory_beside_this_process
 
 
 def test_profile_prints_a_table_and_a_line_of_json(tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     num_threads = torch.get_num_threads()
-    small = {"memory_bytes": 1 << 30, "num_threads": 1, "max_num_batched_tokens": 64, "device": "cpu"}
+    small = {
+        "memory_bytes": memory_beside_this_process(),
+        "num_threads": 1,
+        "max_num_batched_tokens": 64,
+        "device": "cpu",
+    }
     code = main(
         [
             str(tiny_checkpoint),

@@ -18,6 +18,7 @@ from runtime.processing.tokenizer import Tokenizer
 from runtime.request import Request, RequestOutput, SamplingParams
 from runtime.startup import build_engine
 from tests.integration.in_process_engine import EngineFactory, InProcessEngine
+from tests.process_memory import memory_beside_this_process
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "object": {
@@ -220,7 +221,7 @@ def started_engine(tiny_checkpoint: Path) -> Engine:
     return build_engine(
         EngineConfig(
             model=str(tiny_checkpoint),
-            memory_bytes=2 << 30,
+            memory_bytes=memory_beside_this_process(),
             max_num_seqs=4,
             max_num_batched_tokens=128,
             max_model_len=512,

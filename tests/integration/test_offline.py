@@ -10,13 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from runtime.config import MIB, EngineConfig
+from runtime.config import EngineConfig
 from runtime.offline import OfflineEngine, OfflineRequest
 from runtime.request import SamplingParams
 from runtime.throughput import Workload, measure, percentiles, requests_of
 from server.bench_throughput import PRESETS
 from server.cli import main
 from server.settings import load_settings
+from tests.process_memory import memory_beside_this_process
 
 SMALL: dict[str, Any] = {
     "max_model_len": 256,
@@ -24,7 +25,6 @@ SMALL: dict[str, Any] = {
     "max_num_batched_tokens": 128,
     "max_pixels": 64 * 28 * 28,
     "encoder_graph_budgets": (16, 64),
-    "memory_bytes": 768 * MIB,
     "num_threads": 1,
 }
 
@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def engine(tiny_checkpoint: Path) -> OfflineEngine:
     num_threads = torch.get_num_threads()
-    engine = OfflineEngine(EngineConfig(model=str(tiny_checkpoint), **SMALL))
+    engine = OfflineEngine(EngineConfig(model=str(tiny_checkpoint), memory_bytes=memory_beside_this_process(), **SMALL))
     torch.set_num_threads(num_threads)
     return engine
 
@@ -86,7 +86,11 @@ def test_images_and_markers_must_match(engine: OfflineEngine) -> None:
 
 def test_encoder_only_mode_gives_rows(tiny_checkpoint: Path) -> None:
     num_threads = torch.get_num_threads()
-    engine = OfflineEngine(EngineConfig(model=str(tiny_checkpoint), mm_encoder_only=True, **SMALL))
+    engine = OfflineEngine(
+        EngineConfig(
+            model=str(tiny_checkpoint), mm_encoder_only=True, memory_bytes=memory_beside_this_process(), **SMALL
+        )
+    )
     torch.set_num_threads(num_threads)
     one, two = engine.encode([noise(1, 112, 56), noise(2, 56, 56)])
     assert (one.shape, two.shape) == ((8, 64), (4, 64))
@@ -102,7 +106,15 @@ def test_a_pinned_revision_is_started_without_asking_the_hub(
     snapshots = tmp_path / "models--owner--model" / "snapshots"
     snapshots.mkdir(parents=True)
     (snapshots / commit).symlink_to(tiny_checkpoint)
-    engine = OfflineEngine(EngineConfig(model="owner/model", revision=commit, mm_encoder_only=True, **SMALL))
+    engine = OfflineEngine(
+        EngineConfig(
+            model="owner/model",
+            revision=commit,
+            mm_encoder_only=True,
+            memory_bytes=memory_beside_this_process(),
+            **SMALL,
+        )
+    )
     assert engine.info.model == "owner/model"
 
 
@@ -147,7 +159,7 @@ def test_bench_throughput_prints_a_table_and_a_line_of_json(
         [
             "bench", "throughput", str(tiny_checkpoint), "--preset", "pair-graphs", "--requests", "2", "--warmup", "1",
             "--image", "56x56", "--output-tokens", "3", "--max-pixels", "12544", "--encoder-graph-budgets", "16",
-            "--max-num-batched-tokens", "64", "--max-model-len", "128", "--memory-bytes", "768MiB",
+            "--max-num-batched-tokens", "64", "--max-model-len", "128", "--memory-bytes", str(memory_beside_this_process()),
             "--num-threads", "1",
         ]
     )  # fmt: skip

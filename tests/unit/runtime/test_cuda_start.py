@@ -24,8 +24,7 @@ BUCKETS = {"encoder": ["64", "32"], "decoder": ["4", "2", "1"]}  # in the order 
 
 
 def config(directory: Path, **knobs: Any) -> EngineConfig:
-    small = {name: value for name, value in SMALL.items() if name != "memory_bytes"}
-    return EngineConfig(model=str(directory), **{**small, "gpu_memory_utilization": 0.055, **knobs})
+    return EngineConfig(model=str(directory), **{**SMALL, "gpu_memory_utilization": 0.055, **knobs})
 
 
 def build(directory: Path, gpu: FakeGpu, **knobs: Any) -> Engine:
