@@ -2,6 +2,7 @@ import asyncio
 import io
 import json
 import logging
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from server.cli import main
 from server.log import JsonFormatter, TextFormatter
 from server.plan import engine_info as started_info
 from server.plan import plan_json, plan_tables, table
+from server.serve import serve
+from server.settings import Settings
 from tests import fake_engine
 
 ROOT = Path(__file__).parents[3]
@@ -57,6 +60,14 @@ def test_download_says_where_the_model_is_and_whether_it_is_whole(
     (tmp_path / "one.safetensors").touch()
     assert main(["download", str(tmp_path)]) == 1
     assert "1 missing (two.safetensors)" in capsys.readouterr().err
+
+
+def test_serve_names_the_taken_port_before_an_engine_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        engine = fake_engine.FakeEngineClient(start_error="started")
+        assert serve(engine, Settings(port=port)) == 1
+    assert capsys.readouterr().err == (f"fovea serve: port {port} is in use on 127.0.0.1; choose another with --port\n")
 
 
 def test_plan_prints_every_row() -> None:
