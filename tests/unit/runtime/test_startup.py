@@ -121,7 +121,7 @@ def test_rows_sum_to_the_request_and_each_was_measured(engine: Engine) -> None:
     rows = memory.components
     assert tuple(rows) == MEMORY_COMPONENTS
     assert sum(rows.values()) == memory.requested_bytes == 1024 * MIB
-    assert rows["kv"] == memory.num_blocks * memory.block_bytes
+    assert rows["kv"] == (memory.num_blocks + 1) * memory.block_bytes
     assert rows["margin"] == 64 * MIB
     assert 0 <= rows["rounding"] < memory.block_bytes
     for row in ("context", "weights", "static_buffers", "embedding_store", "encoder_graphs", "decoder_graphs"):
@@ -176,7 +176,7 @@ def test_an_engine_answers_and_counts(tiny_checkpoint: Path) -> None:
     assert stats.num_generation_tokens == 24
     assert stats.num_steps > 1
     assert stats.encode_seconds > 0
-    assert stats.num_blocks == engine.info.memory.num_blocks - 1
+    assert stats.num_blocks == engine.info.memory.num_blocks
 
 
 def test_answers_do_not_depend_on_graphs(tiny_checkpoint: Path) -> None:
@@ -229,14 +229,14 @@ def test_graph_memory_that_is_not_reserved_is_reported_all_the_same(
 
 def test_kv_cache_memory_bytes_sets_the_blocks_outright(tiny_checkpoint: Path) -> None:
     memory = build(tiny_checkpoint, kv_cache_memory_bytes=8 * MIB).info.memory
-    assert memory.num_blocks == 8 * MIB // memory.block_bytes
+    assert memory.num_blocks + 1 == 8 * MIB // memory.block_bytes
     assert sum(memory.components.values()) == memory.requested_bytes
 
 
 def test_default_request_stops_where_more_kv_is_of_no_use(tiny_checkpoint: Path) -> None:
     memory = build(tiny_checkpoint, memory_bytes=None).info.memory
-    assert memory.num_blocks * memory.block_size <= 1 << 20
-    assert (memory.num_blocks - 1) * memory.block_size >= 4 * 512
+    assert (memory.num_blocks + 1) * memory.block_size <= 1 << 20
+    assert memory.num_blocks * memory.block_size >= 4 * 512
     assert memory.requested_bytes <= 4096 * MIB
 
 
