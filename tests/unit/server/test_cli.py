@@ -78,6 +78,15 @@ def test_plan_prints_every_row() -> None:
     assert msgspec.json.decode(plan_json(info), type=EngineInfo) == info
 
 
+def test_plan_of_no_model_says_so_once(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "/nonexistent"]) == 1
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    starting, reason = captured.err.splitlines()
+    assert starting == "starting an engine to measure /nonexistent ..."
+    assert reason.startswith("fovea plan: model '/nonexistent' is neither a directory")
+
+
 def test_plan_ends_its_engine() -> None:
     engine = fake_engine.FakeEngineClient()
     assert asyncio.run(started_info(engine)).model == "fake"
