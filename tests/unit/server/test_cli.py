@@ -14,6 +14,7 @@ from runtime.stats import EngineInfo
 from server import bench
 from server.bench_flags import sizes
 from server.cli import main
+from server.flags import COMPUTED_DEFAULTS
 from server.log import JsonFormatter, TextFormatter
 from server.plan import engine_info as started_info
 from server.plan import plan_json, plan_tables, table
@@ -41,6 +42,21 @@ def test_unknown_commands_and_flags_are_loud(capsys: pytest.CaptureFixture[str])
             main(arguments)
         assert ended.value.code == 2
     assert "did you mean --port?" in capsys.readouterr().err
+
+
+def test_help_begins_short_and_tells_computed_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--help"])
+    assert ended.value.code == 0
+    usage, _, rest = capsys.readouterr().out.partition("\n\n")
+    assert usage == "usage: fovea serve [MODEL] [flags]"
+    words = " ".join(rest.split())
+    assert "[the model's, at most 32768]" in words
+    assert "[a quarter of the machine's or container's, at most 4GiB]" in words
+
+
+def test_computed_defaults_are_of_settings_without_one() -> None:
+    assert all(Settings.model_fields[name].default is None for name in COMPUTED_DEFAULTS)
 
 
 def test_wrong_settings_end_the_command(capsys: pytest.CaptureFixture[str]) -> None:
