@@ -98,7 +98,7 @@ def locate_model(model: str, revision: str | None = None) -> Path:
         raise CheckpointError(
             f"model {model!r} is neither a directory, nor a hub name (owner/name), nor {DEMO_MODEL!r}"
         )
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
@@ -106,7 +106,12 @@ def locate_model(model: str, revision: str | None = None) -> Path:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         at = "" if revision is None else f" at revision {revision!r}"
-        raise CheckpointError(f"model {model!r}{at} could not be had from the hub: {type(error).__name__}") from error
+        reason = type(error).__name__
+        if constants.HF_HUB_OFFLINE:
+            reason = "it is not in the cache here, and HF_HUB_OFFLINE forbids to fetch it; unset it to download"
+        elif isinstance(error, LocalEntryNotFoundError):
+            reason = "the hub cannot be reached, and it is not in the cache here"
+        raise CheckpointError(f"model {model!r}{at} could not be had from the hub: {reason}") from error
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -74,6 +74,7 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
         grammars = grammars_to_come.result()
         parts = assemble(resolved, model_config, model, hardware, kernels, kv, grammars)
     with phases("profile"):
+        log.info("profiling: the largest step is run to measure its memory")
         readings.measure_transient(parts, resolved)
     with phases("capture_encoder"):
         parts.capture_encoder()
@@ -135,6 +136,7 @@ def build_encoder_engine(config: EngineConfig, *, open_hardware: OpenHardware | 
     with phases("load_weights"):
         model = _load(config, directory, model_config, hardware, kernels, parts="vision")
     with phases("profile"):
+        log.info("profiling: the largest step is run to measure its memory")
         readings = hardware.readings()
         backend, _ = hardware.graph_backends(config, counted=())
         parts = assemble_encoder(resolved, model_config, model, hardware, kernels, backend)
@@ -278,7 +280,8 @@ def _read_grammars(directory: Path, model_config: ModelConfig) -> "Future[Gramma
 def _log_ready(plan: MemoryPlan, ledger: MemoryLedger, phases: Phases) -> None:
     log.info("memory plan", extra={"components": plan.components, "unplanned_bytes": ledger.unplanned_bytes})
     log.debug("%s", plan)
-    log.info("ready", extra={"seconds": round(sum(phases.seconds.values()), 3), "kv_blocks": plan.num_blocks})
+    seconds = round(sum(phases.seconds.values()), 3)
+    log.info("engine ready", extra={"seconds": seconds, "kv_blocks": ledger.num_blocks})
 
 
 def _info(

@@ -81,6 +81,7 @@ class GraphFamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
 class MemoryLedger(msgspec.Struct, frozen=True, kw_only=True):
     """The memory plan: bytes per component (`MEMORY_COMPONENTS`), whose sum is `requested_bytes`.
 
+    `num_blocks`: KV blocks without the null block, which holds nothing of a request but is in the `kv` component.
     `unplanned_bytes`: what the device says we use, minus (requested - margin - rounding); the claim is that it is <= 0.
     """
 
@@ -110,7 +111,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class EngineStats(msgspec.Struct, kw_only=True):
     """A snapshot. Gauges are now; everything else is cumulative since the start."""
 
-    # Gauges.
+    # Gauges; `num_blocks` without the null block.
     num_waiting: int = 0
     num_running: int = 0
     num_blocks: int = 0

@@ -87,7 +87,7 @@ class ChatService:
             ModelNotFoundError: no model of this name is served here.
         """
         if name not in self._settings.model_names:
-            raise ModelNotFoundError()
+            raise ModelNotFoundError(name, self._settings.model_names)
 
     def admit(self, num_choices: int) -> "Admission":
         """Takes places in the queue, which are held until the first tokens come.

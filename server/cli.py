@@ -71,6 +71,7 @@ def run_plan(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
 
     log_format = configure_logging("warning", settings.log_format)
     client = ProcessEngineClient(settings.engine_config(), log_format=log_format)
+    print(f"starting an engine to measure {settings.model} ...", file=sys.stderr, flush=True)
     try:
         info = asyncio.run(engine_info(client))
     except EngineDeadError as error:

@@ -60,7 +60,7 @@ def scheduler_metrics(stats: EngineStats, info: EngineInfo | None) -> Iterable[M
     yield gauge("num_requests_waiting", "Sequences that wait for the engine.", stats.num_waiting)
     usage = stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
     yield gauge("kv_cache_usage_ratio", "Part of the KV blocks in use.", usage)
-    yield gauge("kv_cache_blocks", "KV blocks there are.", stats.num_blocks)
+    yield gauge("kv_cache_blocks", "KV blocks there are, without the null block.", stats.num_blocks)
     yield gauge("kv_cache_used_blocks", "KV blocks in use.", stats.num_blocks_used)
     block_size = info.memory.block_size if info else 0
     yield gauge("kv_cache_block_size_tokens", "Tokens in one KV block.", block_size)

@@ -106,9 +106,9 @@ class ModelNotFoundError(ApiError):
     default_code = "model_not_found"
     reason = "model_not_found"
 
-    def __init__(self) -> None:
-        # The name is not repeated: it is the client's text, of any length.
-        super().__init__("The model does not exist; GET /v1/models lists the models served here.", param="model")
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        message = f"The model `{shown_name(name)}` does not exist; this server has: {', '.join(served)}."
+        super().__init__(message, param="model")
 
 
 class RouteNotFoundError(ApiError):
@@ -235,8 +235,27 @@ REJECT_REASONS: tuple[str, ...] = (
     "internal",
 )
 
+# Most characters of a client's name of a model that an error repeats.
+MAX_NAME_CHARS = 100
+
 # Fields of the request whose keys are not ours.
 MAPPINGS = frozenset({"logit_bias"})
+
+
+def shown_name(name: str) -> str:
+    """A client's name of something, fit for a message: what is not printable escaped, and no more than
+    `MAX_NAME_CHARS` characters."""
+    # An escape is longer than its character: what lies beyond the limit need not be looked at.
+    shown = "".join(
+        char if char.isprintable() else ascii(char)[1:-1] for char in name[: MAX_NAME_CHARS + 1].replace("`", "'")
+    )
+    return shown if len(shown) <= MAX_NAME_CHARS else shown[: MAX_NAME_CHARS - 3] + "..."
+
+
+def still_loading() -> ServiceUnavailableError:
+    return ServiceUnavailableError(
+        "The model is still loading; GET /health/ready answers 200 when it is done.", reason="not_ready"
+    )
 
 
 def engine_dead() -> ServiceUnavailableError:

@@ -186,7 +186,7 @@ def check_phase(lifecycle: Lifecycle) -> None:
         ServiceUnavailableError: no request is taken now.
     """
     if lifecycle.phase == "starting":
-        raise errors.ServiceUnavailableError("The model is still loading.", reason="not_ready")
+        raise errors.still_loading()
     if lifecycle.phase == "draining":
         raise errors.draining()
     if lifecycle.phase == "dead":

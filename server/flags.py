@@ -35,6 +35,15 @@ METAVARS = {
     "decoder_graph_sizes": "N[,N]",
 }
 
+# Defaults that are computed at the start, in words.
+COMPUTED_DEFAULTS = {
+    "max_model_len": "the model's, at most 32768",
+    "min_pixels": "the model's",
+    "max_pixels": "the model's",
+    "memory_bytes": "a quarter of the machine's or container's, at most 4GiB",
+    "image_workers": "1, or 2 where there are more than 2 cores",
+}
+
 
 class FlagParser(argparse.ArgumentParser):
     """An argument parser that names the nearest known flag when it meets an unknown one."""
@@ -56,6 +65,7 @@ class FlagParser(argparse.ArgumentParser):
 
 def add_settings_flags(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, `--config` and a flag for each setting; only flags that were given appear in the namespace."""
+    parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=_help("model"))
     parser.add_argument("--config", metavar="FILE", type=Path, default=None, help="YAML file with these settings")
     group: Any = parser
@@ -104,6 +114,8 @@ def _metavar(name: str, field: FieldInfo) -> str:
 def _help(name: str) -> str:
     field = Settings.model_fields[name]
     text = (field.description or "").replace("%", "%%")
+    if name in COMPUTED_DEFAULTS:
+        return f"{text} [{COMPUTED_DEFAULTS[name]}]"
     if field.default is None or field.default == () or name == "limit_mm_per_prompt":
         return text
     default: Any = field.default

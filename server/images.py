@@ -138,7 +138,7 @@ class ImageLoader:
             raise ImageError(
                 "invalid_image_url",
                 "fetching images from http(s) URLs is disabled on this server; send the image as a data URL "
-                "(data:image/png;base64,...)",
+                "(data:image/png;base64,...) (operators: --allowed-media-domains)",
             )
         return await self._fetch(url)
 

@@ -41,8 +41,10 @@ class TextFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, kind: Literal["auto", "json", "text"]) -> LogFormat:
-    """Sends all log lines of the process to standard error; uvicorn's loggers too. Returns the form that `kind` came to,
-    for the processes that this one starts."""
+    """Sends all log lines of the process to standard error; uvicorn's loggers too.
+
+    Returns: the form that `kind` came to, for the processes that this one starts.
+    """
     handler = logging.StreamHandler(sys.stderr)
     resolved: LogFormat = ("text" if sys.stderr.isatty() else "json") if kind == "auto" else kind
     handler.setFormatter(TextFormatter() if resolved == "text" else JsonFormatter())
@@ -53,6 +55,8 @@ def configure_logging(level: str, kind: Literal["auto", "json", "text"]) -> LogF
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+    # uvicorn tells of its own start and end, which `server.serve` and `server.service` tell in the service's words.
+    logging.getLogger("uvicorn.error").setLevel("DEBUG" if level == "debug" else "WARNING")
     # Libraries that log URLs or every request at INFO.
     for name in ("httpx", "httpcore", "httpx2", "httpcore2", "PIL", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)

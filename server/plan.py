@@ -44,8 +44,8 @@ def plan_tables(info: EngineInfo) -> str:
         ("encoder cache", f"{info.encoder_cache_tokens} tokens"),
         (
             "KV cache",
-            f"{memory.num_blocks} blocks of {memory.block_size} tokens, {memory.block_bytes} bytes each: "
-            f"{memory.num_blocks * memory.block_size} tokens",
+            f"{memory.num_blocks} blocks of {memory.block_size} tokens, {memory.block_bytes} bytes each, "
+            f"without the null block: {memory.num_blocks * memory.block_size} tokens",
         ),
     ]
     graphs = [

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from server.dialects import ChatDialect, ResponsesDialect, TextDialect
-from server.errors import ModelNotFoundError, ServiceUnavailableError, UnauthorizedError
+from server.errors import ModelNotFoundError, ServiceUnavailableError, UnauthorizedError, still_loading
 from server.exchange import CompletionExchange, DocumentExchange
 from server.responses import ResponsesRequest
 from server.schemas import ChatCompletionRequest
@@ -119,7 +119,7 @@ async def get_model(request: Request) -> Response:
     for card in model_cards(service_of(request)):
         if card["id"] == wanted:
             return json_response(card)
-    raise ModelNotFoundError()
+    raise ModelNotFoundError(wanted, service_of(request).settings.model_names)
 
 
 @open_router.get("/health", summary="200 while the engine is alive; 503 while it loads, and when it is gone")
@@ -127,7 +127,7 @@ async def get_model(request: Request) -> Response:
 async def health(request: Request) -> Response:
     service = service_of(request)
     if service.client.state == "starting":
-        raise ServiceUnavailableError("The model is still loading.", reason="not_ready")
+        raise still_loading()
     return live_response(service)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from runtime.client import EngineClient
 from server.allocator import give_back_large_buffers
 from server.app import create_app
 from server.lifecycle import Lifecycle
+from server.listener import ListenError, base_url, listen
 from server.protocol import bounded_protocol
 from server.service import Service
 from server.settings import Settings
@@ -69,14 +71,26 @@ class DrainingServer(uvicorn.Server):
 
 
 def serve(client: EngineClient, settings: Settings) -> int:
-    """Serves until a signal or the engine's death. Returns the exit code of the process: 0 after a drain, else 1."""
+    """Serves until a signal or the engine's death. Returns the exit code of the process: 0 after a drain, else 1.
+    A port that cannot be had is told on standard error before the engine is started."""
+    try:
+        listeners = listen(settings.host, settings.port)
+    except ListenError as error:
+        print(f"fovea serve: {error}", file=sys.stderr)
+        return 1
     give_back_large_buffers()
     app = create_app(client, settings)
     service = app.state.service
     assert isinstance(service, Service)
     config = uvicorn_config(app, settings)
     server = DrainingServer(config, service.lifecycle, settings.drain_timeout_seconds)
-    server.run()
+    service.url = base_url(settings.host, listeners[0].getsockname()[1])
+    logger.info("listening on %s; loading the model", service.url)
+    try:
+        server.run(sockets=listeners)
+    finally:
+        for listener in listeners:
+            listener.close()
     return 1 if service.lifecycle.failure is not None or not server.started else 0
 
 

@@ -46,6 +46,7 @@ class Service:
         )
         self.chat = ChatService(client, settings, self.metrics)
         self.api_keys = ApiKeys(settings.all_api_keys())
+        self.url: str | None = None  # where it is served, once that is known
         self.metrics_port: int | None = settings.metrics_port
         self.body_budget = ByteBudget(settings.max_in_flight_bytes)
         self._watcher: asyncio.Task[None] | None = None
@@ -74,7 +75,7 @@ class Service:
                 group.create_task(self.client.start())
                 group.create_task(self._load_model_side())
         except* (CheckpointError, ConfigError, EngineDeadError) as failures:
-            reason = "; ".join(str(failure) for failure in failures.exceptions)
+            reason = "; ".join(dict.fromkeys(str(failure) for failure in failures.exceptions))
             logger.error("the service cannot start: %s", reason)
             self.lifecycle.die(reason)
         except* Exception as failures:
@@ -84,7 +85,8 @@ class Service:
             return
         self.lifecycle.become_ready()
         seconds = round(time.perf_counter() - start, 3)
-        logger.info("ready: %s", self.settings.model_names[0], extra={"phase": "ready", "seconds": seconds})
+        name = self.settings.model_names[0] + (f" on {self.url}" if self.url else "")
+        logger.info("ready: %s", name, extra={"phase": "ready", "seconds": seconds})
         reason = await self.client.wait_dead()
         logger.error("the engine died: %s", reason, extra={"phase": "dead"})
         self.lifecycle.die(reason)

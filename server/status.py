@@ -40,7 +40,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges of now, and counters since the start from which the page makes rates."""
+    """Gauges of now, and counters since the start from which the page makes rates. `num_blocks`: KV blocks without the
+    null block."""
 
     num_in_flight: int
     num_running: int

@@ -93,8 +93,9 @@ class MemoryPlan:
         lines.append(f"{'requested':<{width}}  {self.requested_bytes / MIB:>12,.3f} MiB")
         if not self.num_blocks:
             return "\n".join([*lines, "no KV cache"])
-        tokens = (self.num_blocks - 1) * self.block_size
-        blocks = f"{self.num_blocks} blocks of {self.block_size} tokens ({self.block_bytes} bytes)"
+        usable = self.num_blocks - 1
+        tokens = usable * self.block_size
+        blocks = f"{usable} blocks without the null block, of {self.block_size} tokens ({self.block_bytes} bytes)"
         return "\n".join([*lines, f"KV cache: {blocks}, {tokens} tokens"])
 
     def ledger(self, *, used_bytes: int) -> MemoryLedger:
@@ -102,7 +103,7 @@ class MemoryPlan:
         return MemoryLedger(
             requested_bytes=self.requested_bytes,
             components=dict(self.components),
-            num_blocks=self.num_blocks,
+            num_blocks=max(0, self.num_blocks - 1),
             block_size=self.block_size,
             block_bytes=self.block_bytes,
             unplanned_bytes=self.unplanned_bytes(used_bytes),

@@ -138,7 +138,7 @@ def test_more_tokens_than_the_context_has_room_for(server: RunningServer, stream
 def test_unknown_model(server: RunningServer) -> None:
     error = error_of(server.post({**chat(), "model": "secret-model"}), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
-    assert "secret" not in error["message"]
+    assert error["message"] == "The model `secret-model` does not exist; this server has: tiny."
     error_of(server.get("/v1/models/owner/name"), 404)
 
 

@@ -257,6 +257,17 @@ def test_engine_death_exits_with_an_error(tiny_checkpoint: Path) -> None:
         assert process.wait(20) == 1
 
 
+def test_log_says_where_it_listens_and_when_it_is_ready(tiny_checkpoint: Path) -> None:
+    with serving_process(tiny_checkpoint, {}) as (process, client):
+        process.send_signal(signal.SIGTERM)
+        log = process.communicate(timeout=20)[1].decode()
+    url = str(client.base_url.copy_with(path="/"))
+    lines = [json.loads(line)["message"] for line in log.splitlines()]
+    messages = [message for message in lines if message != "request"]
+    assert messages[:2] == [f"listening on {url}; loading the model", f"ready: tiny on {url}"]
+    assert not any("startup" in message for message in messages)
+
+
 def test_log_holds_no_payload(tiny_checkpoint: Path) -> None:
     with serving_process(tiny_checkpoint, {}) as (process, client):
         secret = "data:image/png;base64,c2VzYW1l"

@@ -29,10 +29,14 @@ SMALL: dict[str, Any] = {
 }
 
 
+def config(model: Path | str, **knobs: Any) -> EngineConfig:
+    return EngineConfig(model=str(model), memory_bytes=memory_beside_this_process(), **{**SMALL, **knobs})
+
+
 @pytest.fixture(scope="module")
 def engine(tiny_checkpoint: Path) -> OfflineEngine:
     num_threads = torch.get_num_threads()
-    engine = OfflineEngine(EngineConfig(model=str(tiny_checkpoint), memory_bytes=memory_beside_this_process(), **SMALL))
+    engine = OfflineEngine(config(tiny_checkpoint))
     torch.set_num_threads(num_threads)
     return engine
 
@@ -86,11 +90,7 @@ def test_images_and_markers_must_match(engine: OfflineEngine) -> None:
 
 def test_encoder_only_mode_gives_rows(tiny_checkpoint: Path) -> None:
     num_threads = torch.get_num_threads()
-    engine = OfflineEngine(
-        EngineConfig(
-            model=str(tiny_checkpoint), mm_encoder_only=True, memory_bytes=memory_beside_this_process(), **SMALL
-        )
-    )
+    engine = OfflineEngine(config(tiny_checkpoint, mm_encoder_only=True))
     torch.set_num_threads(num_threads)
     one, two = engine.encode([noise(1, 112, 56), noise(2, 56, 56)])
     assert (one.shape, two.shape) == ((8, 64), (4, 64))
@@ -106,15 +106,7 @@ def test_a_pinned_revision_is_started_without_asking_the_hub(
     snapshots = tmp_path / "models--owner--model" / "snapshots"
     snapshots.mkdir(parents=True)
     (snapshots / commit).symlink_to(tiny_checkpoint)
-    engine = OfflineEngine(
-        EngineConfig(
-            model="owner/model",
-            revision=commit,
-            mm_encoder_only=True,
-            memory_bytes=memory_beside_this_process(),
-            **SMALL,
-        )
-    )
+    engine = OfflineEngine(config("owner/model", revision=commit, mm_encoder_only=True))
     assert engine.info.model == "owner/model"
 
 
@@ -159,8 +151,8 @@ def test_bench_throughput_prints_a_table_and_a_line_of_json(
         [
             "bench", "throughput", str(tiny_checkpoint), "--preset", "pair-graphs", "--requests", "2", "--warmup", "1",
             "--image", "56x56", "--output-tokens", "3", "--max-pixels", "12544", "--encoder-graph-budgets", "16",
-            "--max-num-batched-tokens", "64", "--max-model-len", "128", "--memory-bytes", str(memory_beside_this_process()),
-            "--num-threads", "1",
+            "--max-num-batched-tokens", "64", "--max-model-len", "128", "--num-threads", "1",
+            "--memory-bytes", str(memory_beside_this_process()),
         ]
     )  # fmt: skip
     lines = capsys.readouterr().out.splitlines()

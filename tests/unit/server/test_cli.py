@@ -2,6 +2,7 @@ import asyncio
 import io
 import json
 import logging
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,12 @@ from runtime.stats import EngineInfo
 from server import bench
 from server.bench_flags import sizes
 from server.cli import main
+from server.flags import COMPUTED_DEFAULTS
 from server.log import JsonFormatter, TextFormatter
 from server.plan import engine_info as started_info
 from server.plan import plan_json, plan_tables, table
+from server.serve import serve
+from server.settings import Settings
 from tests import fake_engine
 
 ROOT = Path(__file__).parents[3]
@@ -40,6 +44,21 @@ def test_unknown_commands_and_flags_are_loud(capsys: pytest.CaptureFixture[str])
     assert "did you mean --port?" in capsys.readouterr().err
 
 
+def test_help_begins_short_and_tells_computed_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--help"])
+    assert ended.value.code == 0
+    usage, _, rest = capsys.readouterr().out.partition("\n\n")
+    assert usage == "usage: fovea serve [MODEL] [flags]"
+    words = " ".join(rest.split())
+    assert "[the model's, at most 32768]" in words
+    assert "[a quarter of the machine's or container's, at most 4GiB]" in words
+
+
+def test_computed_defaults_are_of_settings_without_one() -> None:
+    assert all(Settings.model_fields[name].default is None for name in COMPUTED_DEFAULTS)
+
+
 def test_wrong_settings_end_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--max-num-seqs", "0"])
@@ -59,12 +78,29 @@ def test_download_says_where_the_model_is_and_whether_it_is_whole(
     assert "1 missing (two.safetensors)" in capsys.readouterr().err
 
 
+def test_serve_names_the_taken_port_before_an_engine_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        engine = fake_engine.FakeEngineClient(start_error="started")
+        assert serve(engine, Settings(port=port)) == 1
+    assert capsys.readouterr().err == (f"fovea serve: port {port} is in use on 127.0.0.1; choose another with --port\n")
+
+
 def test_plan_prints_every_row() -> None:
     info = fake_engine.engine_info()
     text = plan_tables(info)
     for name in [*info.memory.components, "requested", "unplanned", "encoder", "captured", "load_weights", "total"]:
         assert name in text
     assert msgspec.json.decode(plan_json(info), type=EngineInfo) == info
+
+
+def test_plan_of_no_model_says_so_once(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "/nonexistent"]) == 1
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    starting, reason = captured.err.splitlines()
+    assert starting == "starting an engine to measure /nonexistent ..."
+    assert reason.startswith("fovea plan: model '/nonexistent' is neither a directory")
 
 
 def test_plan_ends_its_engine() -> None:

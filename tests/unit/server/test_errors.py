@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from server import errors
 from server.errors import REJECT_REASONS, ApiError, InvalidImageError, QueueFullError, RequestTimeoutError, param_path
 
@@ -33,6 +35,33 @@ def test_what_may_be_tried_again_says_when() -> None:
         assert float(error.headers["retry-after"]) > 0
     assert "retry-after" not in RequestTimeoutError(1).headers
     assert errors.draining().headers["connection"] == "close"
+
+
+def test_unknown_model_is_named_beside_those_that_there_are() -> None:
+    error = errors.ModelNotFoundError("gpt-4o", ("demo", "small"))
+    assert error.message == "The model `gpt-4o` does not exist; this server has: demo, small."
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("modèle", "modèle"),
+        ("a\nb\x1b[0m\u202e", "a\\nb\\x1b[0m\\u202e"),
+        ("`", "'"),
+        ("x" * 100, "x" * 100),
+        ("x" * 101, "x" * 97 + "..."),
+        ("\0" * 10**6, ("\\x00" * 25)[:97] + "..."),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_name_in_a_message_is_printable_and_short(name: str, shown: str) -> None:
+    assert errors.shown_name(name) == shown
+    assert shown.isprintable()
+    assert len(shown) <= errors.MAX_NAME_CHARS
+
+
+def test_loading_says_how_to_wait() -> None:
+    assert "GET /health/ready answers 200" in errors.still_loading().message
 
 
 def test_context_length_has_the_wording_that_clients_match() -> None:
