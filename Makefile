@@ -7,10 +7,13 @@ STAMP := $(VENV)/.installed
 
 .PHONY: install check fix test test-clients test-gpu bench bench-cpu reliability run clean
 
+# Twice --quiet: errors only, without setuptools' warning about editable installs.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Fovea, PyTorch and the development tools into $(VENV): 1.6 GB with PyTorch's CPU build, several GB"
+	@echo "with the CUDA one. The first time this takes minutes, without further output."
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=26"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	$(BIN)/python -m pip install --quiet --quiet --constraint constraints.txt --editable . --group dev
 	touch $@
 
 install: $(STAMP)

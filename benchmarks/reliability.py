@@ -38,7 +38,8 @@ FLAGS = (
     *("--served-model-name", MODEL, "--watchdog-seconds", "10", "--drain-timeout-seconds", "120"),
 )
 PROCESSES = ("server", "engine", "image_workers")
-MAX_GROWTH_BYTES = 32 << 20
+MIB = 1 << 20
+MAX_GROWTH_BYTES = 32 * MIB
 MAX_PROBE_MS = 100
 
 
@@ -172,12 +173,20 @@ def failures_of(result: dict[str, Any]) -> list[str]:
         # A scrape may take its time; what decides over the life of the process may not.
         is_slow = path.startswith("/health") and probe["p99_ms"] >= MAX_PROBE_MS
         if probe["failed"] or is_slow:
-            failures.append(f"{path}: {probe}")
+            failures.append(
+                f"{path}: {probe['failed']} of {probe['asked']} failed, p99 {probe['p99_ms']:g} ms, "
+                f"allowed {MAX_PROBE_MS} ms"
+            )
     for name, usage in load["memory"].items():
-        if usage["pss_bytes_after"] - usage["pss_bytes_before"] > MAX_GROWTH_BYTES:
-            failures.append(f"memory of {name} grew: {usage}")
+        before, after = usage["pss_bytes_before"], usage["pss_bytes_after"]
+        if after - before > MAX_GROWTH_BYTES:
+            sizes = [f"{size / MIB:.0f}" for size in (before, after, before + MAX_GROWTH_BYTES)]
+            failures.append("memory of {}: {} -> {} MiB, allowed {} MiB".format(name, *sizes))
         if usage["descriptors_after"] > usage["descriptors_before"]:
-            failures.append(f"descriptors of {name} grew: {usage}")
+            failures.append(
+                f"file descriptors of {name}: {usage['descriptors_before']} -> {usage['descriptors_after']}, "
+                "allowed none more"
+            )
     for cause, end in result["ends"].items():
         if end["exit_code"] != EXIT_CODES[cause]:
             failures.append(f"ended by {cause}: exit code {end['exit_code']}")

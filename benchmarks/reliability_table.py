@@ -37,7 +37,7 @@ def table(result: dict[str, Any]) -> str:
         )
     ]
     rows += [
-        (f"fault injected: {name}", counted(tally), "told to that request alone")
+        (f"fault injected: {name}", counted(tally), "told to that request alone" if tally["sent"] else "")
         for name, tally in load["faults"].items()
     ]
     rows += [
@@ -75,6 +75,8 @@ def table(result: dict[str, Any]) -> str:
 
 
 def counted(tally: dict[str, Any]) -> str:
+    if not tally["sent"]:
+        return "not tried in this run"
     return f"{tally['right']} of {tally['sent']}"
 
 

@@ -20,6 +20,7 @@ PUBLIC_RUNTIME = (
     "runtime.client",
     "runtime.processing",
     "runtime.process_client",
+    "runtime.log",
 )
 # From where to where imports are forbidden, within the runtime.
 FORBIDDEN = {

@@ -149,6 +149,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=TOKENIZER.parent)
     parser.add_argument("--tokenizer", type=Path, default=TOKENIZER)
     arguments = parser.parse_args()
+    if not any(arguments.state.glob("average.*")):
+        parser.error(f"{arguments.state} holds no state: name the folder that `training.train --out` wrote")
     tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
     network = Network(NetworkConfig(vocab_size=tokenizer.get_vocab_size()))
     with torch.no_grad():

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import queue
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -293,6 +295,11 @@ def _read(folder: Path, name: str) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu")
 
 
+def default_workers() -> int:
+    """Processes that draw batches: one for each core, and no more than keep a GPU busy."""
+    return min(15, os.cpu_count() or 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="where the state and log.jsonl go")
@@ -305,7 +312,7 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=Recipe.peak)
     parser.add_argument("--uses", type=int, default=Recipe.uses, help="1 makes the run repeat exactly")
     parser.add_argument("--patches", type=int, default=BatchSpec.patches)
-    parser.add_argument("--workers", type=int, default=15)
+    parser.add_argument("--workers", type=int, default=default_workers(), help="that draw [%(default)s]")
     parser.add_argument("--evaluate", type=int, default=60, help="batches of the closing evaluation")
     parser.add_argument("--save-every", type=float, default=150, help="seconds between states")
     parser.add_argument("--log-every", type=int, default=500)
@@ -325,6 +332,8 @@ def main() -> None:
         batch=BatchSpec(patches=arguments.patches),
     )
     is_cuda = arguments.device == "cuda"
+    if not is_cuda:
+        print("training on a CPU: a run as good as the shipped model's will take days", file=sys.stderr, flush=True)
     first = arguments.first_batch + (_read(arguments.resume, "state")["drawn"] if arguments.resume is not None else 0)
     stream = iter(
         loader(

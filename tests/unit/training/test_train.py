@@ -1,5 +1,7 @@
 """The training loop on a tiny network and few pictures."""
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,10 +9,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from training import export
 from training.data import Batches, BatchSpec, loader
 from training.network import NetworkConfig
 from training.optimizer import learning_rate, orthogonal
-from training.train import TOKENIZER, Recipe, Supply, Trainer, table
+from training.train import TOKENIZER, Recipe, Supply, Trainer, default_workers, table
 
 _RECIPE = Recipe(peak=4e-3, warmup=3, batch=BatchSpec(patches=256, pair_share=0.2), uses=1)
 
@@ -112,3 +115,19 @@ def test_table_gives_shares_by_category() -> None:
     tally = torch.zeros(10, 4)
     tally[0] = torch.tensor([3.0, 6.0, 1.0, 4.0])
     assert table(tally) == {"colour": {"loss": 0.5, "right": 25.0, "turns": 4}}
+
+
+def test_export_of_no_state_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["training.export", str(tmp_path / "state")])
+    with pytest.raises(SystemExit) as ended:
+        export.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("name the folder that `training.train --out` wrote")
+
+
+def test_workers_are_no_more_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, workers in ((2, 2), (64, 15), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert default_workers() == workers
