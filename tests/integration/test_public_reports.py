@@ -51,7 +51,7 @@ COLORS = ("red", "green", "blue")
 
 # Loaded by every Python process of the service before anything else.
 NO_NETWORK = """
-import os, socket
+import ipaddress, os, socket
 
 with open(os.environ["TEST_NETWORK_LOG"] + ".pids", "a") as pids:
     pids.write(f"{os.getpid()}\\n")
@@ -61,7 +61,18 @@ def refuse(*arguments, **keywords):
         log.write(f"{arguments}\\n")
     raise OSError("no network here")
 
-socket.getaddrinfo = socket.gethostbyname = socket.create_connection = refuse
+look_up = socket.getaddrinfo
+
+def look_up_numbers_only(host, *arguments, **keywords):
+    # What the service listens on: an address in numbers asks nobody.
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        refuse(host)
+    return look_up(host, *arguments, **keywords)
+
+socket.getaddrinfo = look_up_numbers_only
+socket.gethostbyname = socket.create_connection = refuse
 socket.socket.connect = socket.socket.connect_ex = refuse
 """
 
