@@ -213,14 +213,13 @@ SCHEMAS: dict[str, Any] = {
 }
 
 JSON = "application/json"
+# Without a type: readers of OpenAPI 3.1 hold it against the whole text of a stream, or against each of its events.
 EVENTS = {
-    "type": "string",
     "description": "Server-sent events: `data: ` and a chunk each, `data: [DONE]` at the end. An answer that fails "
     'on the way ends with `data: {"error": {...}}` instead.',
 }
 # An answer of the responses API names its events, and its last event says by its type that it is the last.
 RESPONSE_EVENTS = {
-    "type": "string",
     "description": "Server-sent events in OpenAI's order, numbered from 0: `response.created` ... "
     "`response.completed` or `response.incomplete`. An answer that fails on the way ends with `error` instead.",
 }
