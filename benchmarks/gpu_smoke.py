@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from runtime.config import EngineConfig
+from runtime.stats import MEMORY_COMPONENTS
 
 # The reference's configuration, small enough to start in seconds.
 SETTINGS: dict[str, Any] = {
@@ -45,18 +46,7 @@ ROWS: tuple[tuple[str, dict[str, Any], bool], ...] = (
 )
 SHOWN = (
     "requested_bytes",
-    "context",
-    "weights",
-    "attention_workspace",
-    "static_buffers",
-    "embedding_store",
-    "transient",
-    "encoder_graphs",
-    "decoder_graphs",
-    "graph_driver",
-    "margin",
-    "rounding",
-    "kv",
+    *MEMORY_COMPONENTS,
     "residual_bytes",
     "unplanned_bytes",
     "unplanned_after_bytes",

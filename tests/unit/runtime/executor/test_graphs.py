@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.checkpoint import ModelConfig, ProcessorConfig, TextConfig, VisionConfig
 from runtime.config import EngineConfig, ResolvedConfig, resolve_config
 from runtime.executor.graph_backend import CapturedGraph, CaptureError, EmulatedBackend
 from runtime.executor.graphs import (
@@ -20,6 +19,7 @@ from runtime.executor.graphs import (
     should_capture_decoder,
     should_capture_encoder,
 )
+from tests.unit.runtime.test_config import MODEL, PROCESSOR
 
 WIDTH = 3
 BUCKETS = (Bucket(name="4", tokens=4, max_items=2), Bucket(name="8", tokens=8, max_items=2))
@@ -281,44 +281,6 @@ def test_released_graphs_hold_nothing() -> None:
     graphs.release()
     assert graphs.graph_bytes == 0
     assert graphs.choose(tokens=1, items=1) == "capture_failed"
-
-
-MODEL = ModelConfig(
-    model_type="qwen2_5_vl",
-    text=TextConfig(
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=8,
-        rms_norm_eps=1e-6,
-        rope_theta=1e4,
-        mrope_section=(2, 1, 1),
-        vocab_size=16,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-    ),
-    vision=VisionConfig(
-        depth=1,
-        hidden_size=8,
-        intermediate_size=8,
-        num_heads=1,
-        in_channels=3,
-        out_hidden_size=8,
-        patch_size=14,
-        temporal_patch_size=2,
-        spatial_merge_size=2,
-        window_size=112,
-        fullatt_block_indexes=(0,),
-    ),
-    image_token_id=1,
-    vision_start_token_id=2,
-    vision_end_token_id=3,
-    eos_token_ids=(0,),
-    dtype="float32",
-)
-PROCESSOR = ProcessorConfig(min_pixels=3136, max_pixels=200704, image_mean=(0.5, 0.5, 0.5), image_std=(0.5, 0.5, 0.5))
 
 
 def resolved(**knobs: object) -> ResolvedConfig:
