@@ -57,9 +57,14 @@ def _extremes(rng: random.Random, chart: Chart) -> tuple[Bar, str] | None:
     """The highest or lowest bar, where there is just one, and "highest" or "lowest"."""
     is_high = rng.random() < 0.6
     ordered = sorted(chart.bars, key=lambda bar: bar.value, reverse=is_high)
-    if ordered[0].value == ordered[1].value:
+    if not _differ(chart, ordered[0], ordered[1]):
         return None
     return ordered[0], "highest" if is_high else "lowest"
+
+
+def _differ(chart: Chart, one: Bar, other: Bar) -> bool:
+    """Whether an eye sees which of the two is higher."""
+    return abs(one.value - other.value) * 12 >= max(bar.value for bar in chart.bars)
 
 
 _SUPERLATIVES = {
@@ -211,7 +216,7 @@ def _number(rng: random.Random, chart: Chart) -> Turn | None:
 
 def _versus(rng: random.Random, chart: Chart) -> Turn | None:
     one, other = rng.sample(chart.bars, 2)
-    if one.value == other.value:
+    if not _differ(chart, one, other):
         return None
     more = rng.random() < 0.7
     words = "[taller|higher|larger|bigger|greater|longer|more]" if more else "[shorter|lower|smaller|less]"

@@ -10,10 +10,11 @@ from PIL import Image, ImageDraw
 from training.backgrounds import Size, background, finished
 from training.lettering import any_text, cased, typeface
 from training.palette import Rgb, any_colour, contrasting, distance, scaled, shade
-from training.sample import COLOURS
+from training.sample import COLOURS, Mark
 from training.vocabulary import BAR_NAMES, WORDS
 
 SMALLEST = 140  # pixels a side, under which bars and their names do not fit
+SMALLEST_TEXT = 20  # font size in pixels of names and figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Chart:
     is_upright: bool
     has_values: bool  # printed, or to be read from the axis
     has_colours: bool  # every bar has a colour of its own
+    marks: tuple[Mark, ...]  # at every bar, its name and its printed value
 
 
 def draw_chart(rng: random.Random, size: Size) -> Chart:
@@ -40,8 +42,11 @@ def draw_chart(rng: random.Random, size: Size) -> Chart:
     number = min(rng.choice((2, 3, 3, 4, 4, 5, 5, 6)), max(2, span // 38))
     has_colours = rng.random() < 0.5
     has_labels = rng.random() < (0.8 if has_colours else 1.0)
-    labels, font_size = _labels(rng, number, span, size, is_upright) if has_labels else ([None] * number, 14)
-    step, values, top = _values(rng, number)
+    labels, font_size = _labels(rng, number, span, size, is_upright) if has_labels else ([None] * number, SMALLEST_TEXT)
+    kind = rng.random()
+    has_printed = kind < 0.7 or kind > 0.9
+    has_ticks = 0.6 < kind < 0.94
+    step, values, top = _values(rng, number, is_on_ticks=not has_printed)
     names = rng.sample(COLOURS, number) if has_colours else [rng.choice(COLOURS)] * number
 
     if rng.random() < 0.7:
@@ -73,16 +78,23 @@ def draw_chart(rng: random.Random, size: Size) -> Chart:
     bars = tuple(
         Bar(label=label, colour=name, value=value) for label, name, value in zip(labels, names, values, strict=True)
     )
-    kind = rng.random()
-    has_printed = kind < 0.55 or kind > 0.9
-    has_ticks = 0.5 < kind < 0.92
-    _paint(rng, image, bars, tones, ink, font_size, step, top, is_upright, has_printed, has_ticks)
+    spots = _paint(rng, image, bars, tones, ink, font_size, step, top, is_upright, has_printed, has_ticks)
     return Chart(
         image=finished(rng, image),
         bars=bars,
         is_upright=is_upright,
         has_values=has_printed or has_ticks,
         has_colours=has_colours,
+        marks=tuple(
+            Mark(
+                center=(x / width, y / height),
+                colour=bar.colour,
+                label=bar.label,
+                value=bar.value if has_printed or has_ticks else None,
+            )
+            for bar, around in zip(bars, spots, strict=True)
+            for x, y in around
+        ),
     )
 
 
@@ -108,26 +120,26 @@ def _labels(rng: random.Random, number: int, span: int, size: Size, is_upright: 
             family = [style(name) for name in family]
         if len({name.lower() for name in family}) < number:
             continue
-        largest = rng.randint(12, 26)
+        largest = rng.randint(SMALLEST_TEXT, 28)
         room = span * 0.82 / number if is_upright else size[0] * 0.3
-        for font_size in range(largest, 10, -1):
+        for font_size in range(largest, SMALLEST_TEXT - 1, -1):
             if max(typeface(font_size).getlength(name) for name in family) <= room and (
                 is_upright or font_size * 1.3 < span * 0.8 / number
             ):
                 return list(family), font_size
-    return list("ABCDEF")[:number], 11
+    return list("ABCDEF")[:number], SMALLEST_TEXT
 
 
-def _values(rng: random.Random, number: int) -> tuple[int, list[int], int]:
-    """The axis' step, the bars' values, and the axis' end."""
+def _values(rng: random.Random, number: int, *, is_on_ticks: bool) -> tuple[int, list[int], int]:
+    """The axis' step, the bars' values, and the axis' end. `is_on_ticks`: values are to be read from the axis."""
     step = rng.choice((1, 1, 1, 1, 2, 2, 5, 10, 10, 20))
     ticks = rng.randint(4, 10) if step == 1 else rng.randint(4, 6)
     top = step * ticks
-    if step == 1 or rng.random() < 0.5:
+    if step == 1 or is_on_ticks or rng.random() < 0.5:
         choices = [step * i for i in range(1, ticks + 1)]
     else:
         choices = list(range(max(1, step // 2), top + 1, max(1, step // 2)))
-    if rng.random() < 0.2:
+    if not is_on_ticks and rng.random() < 0.2:
         choices = list(range(1, top + 1))
     if len(choices) >= number and rng.random() < 0.8:
         values = rng.sample(choices, number)
@@ -151,11 +163,13 @@ def _paint(
     is_upright: bool,
     has_printed: bool,
     has_ticks: bool,
-) -> None:
+) -> list[list[tuple[float, float]]]:
+    """Draws everything; for each bar where its middle, its name and its printed value are."""
+    spots: list[list[tuple[float, float]]] = []
     width, height = image.size
     draw = ImageDraw.Draw(image)
     names = typeface(font_size)
-    figures = typeface(max(11, round(font_size * rng.uniform(0.75, 1.1))))
+    figures = typeface(max(SMALLEST_TEXT, round(font_size * rng.uniform(0.75, 1.1))))
     has_labels = bars[0].label is not None
     label_room = (
         font_size * 1.35 if is_upright else max(names.getlength(bar.label or "") for bar in bars) + 7
@@ -211,20 +225,28 @@ def _paint(
         figure = str(bar.value)
         if is_upright:
             draw.rectangle((left + start, ground - along, left + start + pitch * share, ground), fill=tone, outline=rim)
+            around = [(left + middle, ground - along / 2)]
             if bar.label is not None:
                 draw.text((left + middle, ground + 3), bar.label, fill=ink, font=names, anchor="mt")
+                around.append((left + middle, ground + 3 + font_size / 2))
             if has_printed and is_inside and along > figures.size * 1.6:
                 draw.text((left + middle, ground - along + 4), figure, fill=_on(tone), font=figures, anchor="mt")
+                around.append((left + middle, ground - along + 4 + figures.size / 2))
             elif has_printed:
                 draw.text((left + middle, ground - along - 3), figure, fill=ink, font=figures, anchor="mb")
+                around.append((left + middle, ground - along - 3 - figures.size / 2))
         else:
             draw.rectangle(
                 (left, ceiling + start, left + along, ceiling + start + pitch * share), fill=tone, outline=rim
             )
+            around = [(left + along / 2, ceiling + middle)]
             if bar.label is not None:
                 draw.text((left - 4, ceiling + middle), bar.label, fill=ink, font=names, anchor="rm")
+                around.append((left - 4 - names.getlength(bar.label) / 2, ceiling + middle))
             if has_printed:
                 draw.text((left + along + 4, ceiling + middle), figure, fill=ink, font=figures, anchor="lm")
+                around.append((left + along + 4 + figures.getlength(figure) / 2, ceiling + middle))
+        spots.append(around)
     thickness = rng.choice((0, 1, 1, 2, 3))
     if thickness:
         if is_upright:
@@ -233,6 +255,7 @@ def _paint(
             draw.line((left, ceiling, left, ground), fill=ink, width=thickness)
         if not is_upright and has_ticks:
             draw.line((left, ground, right, ground), fill=ink, width=thickness)
+    return spots
 
 
 def _between(one: Rgb, other: Rgb) -> Rgb:

@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from training.charts import SMALLEST
 from training.chat import IMAGE_PAD, EncodedChat, encode_chat
 from training.drawing import draw_sized
-from training.sample import CATEGORIES, Turn
+from training.marks import HEADS, unit_targets
+from training.sample import CATEGORIES, Sample
 from training.smalltalk import small_talk, system_prompt
 
 UNIT = 28
@@ -28,14 +29,14 @@ MOST_TURNS = 6  # of a conversation
 LOGGED = (*CATEGORIES, "general")
 # Shares of the pictures in batches of single pictures; pairs have batches of their own.
 SHARES = {
-    "colour": 0.11,
-    "shape": 0.13,
-    "place": 0.06,
-    "count": 0.17,
-    "read": 0.28,
-    "chart": 0.20,
-    "nothing": 0.035,
-    "general": 0.015,
+    "colour": 0.07,
+    "shape": 0.10,
+    "place": 0.05,
+    "count": 0.24,
+    "read": 0.22,
+    "chart": 0.28,
+    "nothing": 0.027,
+    "general": 0.013,
 }
 _MOST_TURNS = {"read": 3, "nothing": 2, "general": 2}
 Grid = tuple[int, int]  # rows and columns of merged units, of 28 pixels a side
@@ -89,7 +90,7 @@ class BatchSpec:
     patches: int = 24_576  # of all pictures of a batch
     most_conversations: int = 256
     max_text_tokens: int = 112
-    pair_share: float = 0.24
+    pair_share: float = 0.18
     answer_tokens: int = 40  # of a conversation, on average; more are left out
 
     def conversations(self, form: tuple[Grid, ...]) -> int:
@@ -150,19 +151,23 @@ def make_batch(tokenizer: Tokenizer, rng: random.Random, spec: BatchSpec, number
     Gives `pixels0` (and `pixels1` for pairs) [B, H, W, 3] uint8; `token_ids` [B, T]; `positions` [3, B, T];
     `image_index` as `Network.forward` says; and for every answer token `target_index` (place in the flattened
     [B * T] of the token before it), `target_ids`,
-    `target_turns` (which turn of the batch, counted through) and `target_categories` (index into `LOGGED`).
+    `target_turns` (which turn of the batch, counted through) and `target_categories` (index into `LOGGED`);
+    and for the pictures' units `unit_targets` [B, U, heads] as `marks.unit_targets` says.
     """
     is_pair = rng.random() < spec.pair_share
     forms = _LARGE if rng.random() < large_share(number) else _SMALL
     grids = rng.choice([form for form in forms if (len(form) == 2) == is_pair])
     size, length = spec.conversations(grids), spec.length(grids)
     pixels = [np.zeros((size, rows * UNIT, columns * UNIT, 3), dtype=np.uint8) for rows, columns in grids]
+    marks = np.empty((size, num_units(grids), len(HEADS)), dtype=np.int64)
     chats, turn_categories = [], []
     for row in range(size):
         category = "compare" if is_pair else rng.choices(list(SHARES), weights=list(SHARES.values()))[0]
         if category == "chart" and min(grids[0]) * UNIT < SMALLEST:
             category = rng.choice(("read", "count", "shape", "read"))
-        images, turns = _conversation(rng, category, grids)
+        sample = _conversation(rng, category, grids)
+        images, turns = sample.images, list(sample.turns)
+        marks[row] = _unit_targets(sample, grids)
         for stack, image, (rows, columns) in zip(pixels, images, grids, strict=False):
             if image.size != (columns * UNIT, rows * UNIT):
                 image = image.resize((columns * UNIT, rows * UNIT), Image.Resampling.BICUBIC)
@@ -185,13 +190,14 @@ def make_batch(tokenizer: Tokenizer, rng: random.Random, spec: BatchSpec, number
         turn_categories.append([LOGGED.index(turn.category) for turn in turns])
     pad_id = tokenizer.token_to_id(IMAGE_PAD)
     batch = _stacked(chats, turn_categories, num_units(grids), pad_id, length, size * spec.answer_tokens)
+    batch["unit_targets"] = torch.from_numpy(marks)
     batch["form"] = torch.tensor(FORMS.index(grids))
     for index, stack in enumerate(pixels):
         batch[f"pixels{index}"] = torch.from_numpy(stack)
     return batch
 
 
-def _conversation(rng: random.Random, category: str, grids: Sequence[Grid]) -> tuple[list[Image.Image], list[Turn]]:
+def _conversation(rng: random.Random, category: str, grids: Sequence[Grid]) -> Sample:
     """Pictures whose sizes round to the grids, by the processor's rule, and questions about them."""
     sizes = []
     for rows, columns in grids:
@@ -199,8 +205,13 @@ def _conversation(rng: random.Random, category: str, grids: Sequence[Grid]) -> t
         if rng.random() < 0.4:
             width, height = width + rng.randint(-13, 13), height + rng.randint(-13, 13)
         sizes.append((max(width, 112), max(height, 112)))
-    sample = draw_sized(rng, category, (sizes[0], sizes[-1]), _MOST_TURNS.get(category, 4))
-    return sample.images, list(sample.turns)
+    return draw_sized(rng, category, (sizes[0], sizes[-1]), _MOST_TURNS.get(category, 4))
+
+
+def _unit_targets(sample: Sample, grids: Sequence[Grid]) -> npt.NDArray[np.int64]:
+    marks = [*sample.marks, *[None] * (len(grids) - len(sample.marks))]
+    parts = [unit_targets(one, rows, columns) for one, (rows, columns) in zip(marks, grids, strict=True)]
+    return np.concatenate(parts)
 
 
 def _stacked(

@@ -57,18 +57,18 @@ def draw_sized(rng: random.Random, category: str, sizes: tuple[Size, Size], turn
         if min(size) < SMALLEST:
             size = (max(size[0], SMALLEST), max(size[1], SMALLEST))
         chart = draw_chart(rng, size)
-        return Sample(images=[chart.image], turns=_with_thanks(rng, talk_chart(rng, chart, turns)))
+        return Sample(images=[chart.image], turns=_with_thanks(rng, talk_chart(rng, chart, turns)), marks=[chart.marks])
     if category == "read":
         sheet = draw_print(rng, size)
         return Sample(images=[sheet.image], turns=_with_thanks(rng, talk_print(rng, sheet, turns)))
     if category == "nothing":
         image = nothing(rng, size)
-        return Sample(images=[image], turns=[_about_nothing(rng, index) for index in range(turns)])
+        return Sample(images=[image], turns=[_about_nothing(rng, index) for index in range(turns)], marks=[()])
     if category == "count":
         scene, things, number = counted(rng, size)
         first = count_turn(rng, things, number)
         later = talk(rng, scene, rng.choice(("count", "colour", "shape")), turns - 1) if scene.things else []
-        return Sample(images=[scene.image], turns=[first, *later])
+        return Sample(images=[scene.image], turns=[first, *later], marks=[scene.marks])
     kind = rng.random()
     if category == "place":
         scene = single(rng, size, is_placed=True) if kind < 0.6 else varied(rng, size)
@@ -77,7 +77,7 @@ def draw_sized(rng: random.Random, category: str, sizes: tuple[Size, Size], turn
     turns_said = talk(rng, scene, category, turns)
     if rng.random() < 0.04:
         turns_said[-1] = _no_text(rng)
-    return Sample(images=[scene.image], turns=_with_thanks(rng, turns_said))
+    return Sample(images=[scene.image], turns=_with_thanks(rng, turns_said), marks=[scene.marks])
 
 
 def _any_size(rng: random.Random) -> Size:

@@ -318,18 +318,30 @@ class Network(nn.Module):
         positions_3BT: Tensor,
         image_index: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [B, T, C] of conversations whose k-th pictures are `pixels[k]` [B, H_k, W_k, 3],
-        uint8.
+        """Hidden states [B, T, C] of conversations whose k-th pictures are `pixels[k]` [B, H_k, W_k, 3], uint8."""
+        units = self.encode(pixels) if pixels else None
+        return self.decode(units, token_ids_BT, positions_3BT, image_index)
+
+    def encode(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Merged units [B, U, C] of conversations whose k-th pictures are `pixels[k]` [B, H_k, W_k, 3], uint8."""
+        return torch.cat([self.visual(picture) for picture in pixels], dim=1)
+
+    def decode(
+        self,
+        units_BUC: Tensor | None,
+        token_ids_BT: Tensor,
+        positions_3BT: Tensor,
+        image_index: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states [B, T, C].
 
         `image_index` [B * U] says for every unit of a conversation's pictures, in order, its place in the
-        flattened
-        [B * T]; B * T itself drops the unit, for conversations without a picture.
+        flattened [B * T]; B * T itself drops the unit, for conversations without a picture.
         """
         table = self.model.embed_tokens.weight
         x_BTC = table.index_select(0, token_ids_BT.flatten()).view(*token_ids_BT.shape, -1)
-        if pixels:
+        if units_BUC is not None:
             assert image_index is not None, "pictures need their places"
-            units_BUC = torch.cat([self.visual(picture) for picture in pixels], dim=1)
             flat = x_BTC.to(units_BUC.dtype).flatten(0, 1)
             flat = torch.cat((flat, torch.zeros_like(flat[:1])))
             # A copy by index: its backward gathers, where a gather's would add up atomically.

@@ -222,7 +222,11 @@ def _singles(rng: random.Random, sizes: tuple[Size, Size], turns: int) -> Sample
         which,
     ]
     makers += [attribute, attribute, attribute, bigger, bigger, place, lambda: _described(rng, scenes)]
-    return Sample(images=[scene.image for scene in scenes], turns=_chosen(rng, makers, turns))
+    return Sample(
+        images=[scene.image for scene in scenes],
+        turns=_chosen(rng, makers, turns),
+        marks=[scene.marks for scene in scenes],
+    )
 
 
 def _which(rng: random.Random, what: str, index: int) -> Turn:
@@ -358,7 +362,11 @@ def _counts(rng: random.Random, sizes: tuple[Size, Size], turns: int) -> Sample:
         return _yes_or_no(question, mine > theirs if is_more else mine < theirs)
 
     makers: list[Callable[[], Turn | None]] = [more, more, more, number, number, total, same_number, compared]
-    return Sample(images=[scene.image for scene in scenes], turns=_chosen(rng, makers, turns))
+    return Sample(
+        images=[scene.image for scene in scenes],
+        turns=_chosen(rng, makers, turns),
+        marks=[scene.marks for scene in scenes],
+    )
 
 
 def _words(rng: random.Random, sizes: tuple[Size, Size], turns: int) -> Sample:

@@ -7,6 +7,7 @@ file.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,11 +78,26 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Something at one place of a picture: a shape, or a part of a bar (its label, its value, its middle)."""
+
+    center: tuple[float, float]  # shares of the picture's width and height
+    shape: str | None = None
+    colour: str | None = None
+    value: int | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One conversation: its RGB pictures, all sent with the first question, and its turns in order."""
+    """One conversation: its RGB pictures, all sent with the first question, and its turns in order.
+
+    `marks` says of every picture what lies where, for training; None of a picture, or no entry for it, says nothing.
+    """
 
     images: list[Image.Image]
     turns: list[Turn]
+    marks: Sequence[Sequence[Mark] | None] = ()
 
 
 class DrawingProgram(Protocol):

@@ -10,8 +10,13 @@ from PIL import Image
 from training.backgrounds import Size, background, finished
 from training.dialogue import plural
 from training.palette import contrasting
-from training.sample import COLOURS, PLACES, SHAPES
+from training.sample import COLOURS, PLACES, SHAPES, Mark
 from training.shapes import Style, any_style, outline, put_shape
+
+# Pixels: from which a thing is told from the background, and one shape from another.
+_SEEN_RADIUS, _NAMED_RADIUS = 10.0, 13.0
+# Too alike to be told apart among many small ones.
+_ALIKE = ({"pentagon", "hexagon"}, {"circle", "ellipse"}, {"square", "rectangle"}, {"square", "diamond"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,14 @@ class Thing:
 class Scene:
     image: Image.Image
     things: tuple[Thing, ...]
+
+    @property
+    def marks(self) -> list[Mark]:
+        width, height = self.image.size
+        return [
+            Mark(center=(thing.center[0] / width, thing.center[1] / height), shape=thing.shape, colour=thing.colour)
+            for thing in self.things
+        ]
 
 
 def place_of(center: tuple[float, float], size: Size) -> str | None:
@@ -63,9 +76,12 @@ def single(rng: random.Random, size: Size, *, is_placed: bool = False, kind: tup
     return _drawn(rng, size, kinds, [(center[0], center[1], radius)])
 
 
-def several(rng: random.Random, size: Size, kinds: list[tuple[str, str]]) -> Scene:
-    """A scene of the given (colour, shape) kinds, none touching: strewn, in a row, or on a grid."""
-    return _drawn(rng, size, kinds, _layout(rng, size, len(kinds)))
+def several(rng: random.Random, size: Size, kinds: list[tuple[str, str]], *, least: float = _SEEN_RADIUS) -> Scene:
+    """A scene of the given (colour, shape) kinds, none touching: strewn, in a row, or on a grid.
+
+    `least` is the smallest radius in pixels.
+    """
+    return _drawn(rng, size, kinds, _layout(rng, size, len(kinds), least))
 
 
 def varied(rng: random.Random, size: Size) -> Scene:
@@ -81,19 +97,21 @@ def counted(rng: random.Random, size: Size) -> tuple[Scene, str, int]:
     """A scene to count in, what to count ("red circles"), and how many there are, 0 to 9."""
     number = rng.choice((0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6, 7, 7, 8, 8, 9, 9))
     colour, shape = rng.choice(COLOURS), rng.choice(SHAPES)
-    kind = rng.random()
-    if kind < 0.4:  # all alike, or of one shape in many colours
+    is_tight = size[0] * size[1] < (3.3 * _NAMED_RADIUS) ** 2 * (number + 1)
+    kind = rng.random() * (0.37 if is_tight else 1.0)
+    if kind < 0.27:  # all alike, or of one shape in many colours
         colours = [colour] * number if rng.random() < 0.65 else [rng.choice(COLOURS) for _ in range(number)]
         scene = several(rng, size, [(one, shape) for one in colours])
         things = any_thing(rng) if rng.random() < 0.35 else plural(shape)
         return scene, things, number
-    if kind < 0.55:  # a mixture, all counted
+    if kind < 0.37:  # a mixture, all counted
         scene = several(rng, size, [(rng.choice(COLOURS), rng.choice(SHAPES)) for _ in range(number)])
         return scene, any_thing(rng), number
-    others = rng.randint(1, max(1, min(6, 10 - number)))
-    other_shapes = [name for name in SHAPES if name != shape]
+    room = max(number + 1, int(size[0] * size[1] / (3.3 * _NAMED_RADIUS) ** 2))
+    others = rng.randint(1, max(1, min(6, 10 - number, room - number)))
+    other_shapes = [name for name in SHAPES if name != shape and {name, shape} not in _ALIKE]
     other_colours = [name for name in COLOURS if name != colour]
-    if kind < 0.75:  # by shape
+    if kind < 0.6:  # by shape
         one_colour = rng.random() < 0.3
         other = rng.choice(other_shapes)
         kinds = [(colour if one_colour else rng.choice(COLOURS), shape) for _ in range(number)]
@@ -101,8 +119,8 @@ def counted(rng: random.Random, size: Size) -> tuple[Scene, str, int]:
             (colour if one_colour else rng.choice(COLOURS), rng.choice((other, rng.choice(other_shapes))))
             for _ in range(others)
         ]
-        return several(rng, size, kinds), plural(shape), number
-    if kind < 0.9:  # by colour
+        return several(rng, size, kinds, least=_NAMED_RADIUS), plural(shape), number
+    if kind < 0.8:  # by colour
         other = rng.choice(other_colours)
         kinds = [(colour, rng.choice(SHAPES)) for _ in range(number)]
         kinds += [(rng.choice((other, rng.choice(other_colours))), rng.choice(SHAPES)) for _ in range(others)]
@@ -110,14 +128,14 @@ def counted(rng: random.Random, size: Size) -> tuple[Scene, str, int]:
     kinds = [(colour, shape)] * number  # by both
     for _ in range(others):
         kinds.append((colour, rng.choice(other_shapes)) if rng.random() < 0.5 else (rng.choice(other_colours), shape))
-    return several(rng, size, kinds), f"{colour} {plural(shape)}", number
+    return several(rng, size, kinds, least=_NAMED_RADIUS), f"{colour} {plural(shape)}", number
 
 
 def any_thing(rng: random.Random) -> str:
     return rng.choice(("shapes", "shapes", "objects", "figures", "things", "items", "symbols"))
 
 
-def _layout(rng: random.Random, size: Size, number: int) -> list[tuple[float, float, float]]:
+def _layout(rng: random.Random, size: Size, number: int, least: float) -> list[tuple[float, float, float]]:
     """Centers and radii (x, y, r) of `number` things that keep apart and inside the picture."""
     width, height = size
     if number == 0:
@@ -129,14 +147,14 @@ def _layout(rng: random.Random, size: Size, number: int) -> list[tuple[float, fl
         if rng.random() < 0.3:
             rows, columns = max(rows, 3), max(columns, 3)
         cell = min(width / columns, height / rows)
-        if cell >= 20:
+        if cell * 0.28 >= least:
             cells = [(column, row) for row in range(rows) for column in range(columns)]
             chosen = cells[:number] if rng.random() < 0.5 else rng.sample(cells, number)
             share = rng.uniform(0.28, 0.44)
             jitter = max(0.0, 0.47 - share) * rng.random()
             spots = []
             for column, row in chosen:
-                radius = cell * share * (rng.uniform(0.7, 1.0) if rng.random() < 0.5 else 1.0)
+                radius = max(least, cell * share * (rng.uniform(0.7, 1.0) if rng.random() < 0.5 else 1.0))
                 x = (column + 0.5) * width / columns + rng.uniform(-jitter, jitter) * width / columns
                 y = (row + 0.5) * height / rows + rng.uniform(-jitter, jitter) * height / rows
                 spots.append((x, y, radius))
@@ -150,7 +168,7 @@ def _layout(rng: random.Random, size: Size, number: int) -> list[tuple[float, fl
         tries += 1
         if tries % 25 == 0:
             largest *= 0.87
-        radius = max(8.5, largest * (1.0 if is_even else rng.uniform(0.55, 1.0)))
+        radius = max(least, largest * (1.0 if is_even else rng.uniform(0.55, 1.0)))
         x, y = rng.uniform(radius + 2, width - radius - 2), rng.uniform(radius + 2, height - radius - 2)
         if tries > 400 or all((x - a) ** 2 + (y - b) ** 2 > (radius + r + 3) ** 2 for a, b, r in placed):
             placed.append((x, y, radius))

@@ -10,13 +10,8 @@ import argparse
 import io
 import json
 import os
-import queue
-import random
 import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +23,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.data import LOGGED, MOST_TURNS, Batches, BatchSpec, loader
+from training.marks import UnitHeads, marks_loss
 from training.network import Network, NetworkConfig
 from training.optimizer import Adam, MatrixMomentum, learning_rate, split_parameters
+from training.supply import Supply
 
 _CHUNK_BYTES = 15 * 2**20
 TOKENIZER = Path(__file__).parent.parent / "runtime" / "demo" / "tokenizer.json"
@@ -48,6 +45,7 @@ class Recipe:
     seconds: float = 600  # of the whole run, all pieces together
     decay: float = 0.5  # share of the run in which the learning rate falls
     ema: float = 0.999
+    marks: float = 0.1  # weight of the loss on what lies where
     batch: BatchSpec = field(default_factory=BatchSpec)
 
 
@@ -65,12 +63,15 @@ class Trainer:
         self.step, self.drawn, self.seconds = 0, 0, 0.0  # updates, new batches, time, of all pieces
         self.network = Network(config).to(device)
         self.parameters = list(self.network.parameters())
-        for parameter in self.parameters:
+        self.heads = UnitHeads(config.hidden_size).to(device)
+        self.head_parameters = list(self.heads.parameters())
+        for parameter in (*self.parameters, *self.head_parameters):
             parameter.grad = torch.zeros_like(parameter)
         matrices, patches, rest = split_parameters(self.network)
         self.muon = MatrixMomentum(matrices)
-        shares = [recipe.patch_share] * len(patches) + [recipe.other_share] * len(rest)
-        self.adam = Adam([*patches, *rest], shares, betas=(0.9, 0.98))
+        others = [*rest, *self.head_parameters]
+        shares = [recipe.patch_share] * len(patches) + [recipe.other_share] * len(others)
+        self.adam = Adam([*patches, *others], shares, betas=(0.9, 0.98))
         self.ema = [parameter.detach().clone() for parameter in self.parameters]
         self.tally = torch.zeros(len(LOGGED), 4, device=device)  # loss, tokens, turns answered exactly, turns
         self.rate, self.correction, self.share_of_new = (torch.zeros((), device=device) for _ in range(3))
@@ -132,8 +133,9 @@ class Trainer:
         return next(iter(self.graphs.values())).pool() if self.graphs else None
 
     def _gradients(self, batch: dict[str, Tensor]) -> None:
-        torch._foreach_zero_([parameter.grad for parameter in self.parameters])
-        batch_loss(self.network, batch, self.tally).backward()
+        torch._foreach_zero_([parameter.grad for parameter in (*self.parameters, *self.head_parameters)])
+        units, loss = batch_loss(self.network, batch, self.tally)
+        (loss + self.recipe.marks * marks_loss(self.heads, units, batch["unit_targets"])).backward()
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -157,7 +159,7 @@ class Trainer:
             "step": self.step,
             "drawn": self.drawn,
             "seconds": self.seconds,
-            "parameters": [parameter.detach() for parameter in self.parameters],
+            "parameters": [parameter.detach() for parameter in (*self.parameters, *self.head_parameters)],
             "muon": self.muon.state(),
             "adam": self.adam.state(),
         }
@@ -175,63 +177,25 @@ class Trainer:
         state = _read(folder, "state")
         self.step, self.drawn, self.seconds = state["step"], state["drawn"], state["seconds"]
         with torch.no_grad():
-            torch._foreach_copy_(self.parameters, state["parameters"])
+            torch._foreach_copy_([*self.parameters, *self.head_parameters], state["parameters"])
             self.muon.load_state(state["muon"])
             self.adam.load_state(state["adam"])
             if list(folder.glob("average.*")):
                 torch._foreach_copy_(self.ema, _read(folder, "average"))
             else:
-                torch._foreach_copy_(self.ema, state["parameters"])
+                torch._foreach_copy_(self.ema, state["parameters"][: len(self.ema)])
 
 
-class Supply:
-    """Gives the next drawn batch, or, while drawing lags, one of the last few hundred again.
+def batch_loss(network: Network, batch: dict[str, Tensor], tally: Tensor) -> tuple[Tensor, Tensor]:
+    """The pictures' units [B, U, C], and the mean loss over the answers' tokens.
 
-    With `uses` 1 it only ever gives new batches, in order, so that a run repeats exactly.
+    Adds to `tally` [len(LOGGED), 4] as `table` reads it.
     """
-
-    def __init__(self, stream: Iterator[dict[str, Tensor]], uses: int, device: str, most_kept: int = 1500) -> None:
-        self.uses, self.device = uses, device
-        self.kept: deque[list[Any]] = deque(maxlen=most_kept)  # [uses left, (batch, form)]
-        self.rng = random.Random(0)
-        self.queue: queue.Queue[dict[str, Tensor]] = queue.Queue(maxsize=4)
-        self.stream = stream
-        if uses > 1:
-            threading.Thread(target=self._fill, daemon=True).start()
-
-    def next(self) -> tuple[dict[str, Tensor], int, bool]:
-        """A batch on the device, its form, and whether it is new."""
-        if self.uses == 1:
-            return *self._moved(next(self.stream)), True
-        try:
-            drawn = self.queue.get_nowait()
-        except queue.Empty:
-            for _ in range(8):
-                if len(self.kept) > 20:
-                    slot = self.kept[self.rng.randrange(len(self.kept))]
-                    if slot[0] > 0:
-                        slot[0] -= 1
-                        return *slot[1], False
-            drawn = self.queue.get()
-        moved = self._moved(drawn)
-        self.kept.append([self.uses - 1, moved])
-        return *moved, True
-
-    def _fill(self) -> None:
-        for batch in self.stream:
-            self.queue.put(batch)
-
-    def _moved(self, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-        form = int(batch.pop("form"))
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}, form
-
-
-def batch_loss(network: Network, batch: dict[str, Tensor], tally: Tensor) -> Tensor:
-    """Mean loss over the answers' tokens; adds to `tally` [len(LOGGED), 4] as `table` reads it."""
     pixels = [batch[name] for name in ("pixels0", "pixels1") if name in batch]
     device = batch["token_ids"].device
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        hidden = network(pixels, batch["token_ids"], batch["positions"], batch["image_index"])
+        units = network.encode(pixels)
+        hidden = network.decode(units, batch["token_ids"], batch["positions"], batch["image_index"])
         logits = network.logits(hidden.flatten(0, 1).index_select(0, batch["target_index"])).float()
     categories, turns = batch["target_categories"], batch["target_turns"]
     is_real = (categories < len(LOGGED)).float()
@@ -247,7 +211,7 @@ def batch_loss(network: Network, batch: dict[str, Tensor], tally: Tensor) -> Ten
         sums[:, 2].index_add_(0, turn_category, turn_right)
         sums[:, 3].index_add_(0, turn_category, torch.ones_like(turn_right))
         tally += sums[:-1]
-    return losses.sum() / is_real.sum()
+    return units, losses.sum() / is_real.sum()
 
 
 def table(tally: Tensor) -> dict[str, dict[str, float]]:

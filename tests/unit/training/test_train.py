@@ -13,7 +13,8 @@ from training import export
 from training.data import Batches, BatchSpec, loader
 from training.network import NetworkConfig
 from training.optimizer import learning_rate, orthogonal
-from training.train import TOKENIZER, Recipe, Supply, Trainer, default_workers, table
+from training.supply import Supply
+from training.train import TOKENIZER, Recipe, Trainer, default_workers, table
 
 _RECIPE = Recipe(peak=4e-3, warmup=3, batch=BatchSpec(patches=256, pair_share=0.2), uses=1)
 
