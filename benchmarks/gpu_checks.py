@@ -73,6 +73,7 @@ def check_peak(device: CudaDevice) -> dict[str, Any]:
     return {"transient_mib": round(transient / MIB, 1)}
 
 
+@torch.inference_mode()
 def check_virtual_memory(device: CudaDevice, *, grow_bytes: int = 8 * GIB) -> dict[str, Any]:
     """A graph that is captured over a few backed blocks reads and writes memory that was mapped later."""
     before = device.settled_bytes()

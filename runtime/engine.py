@@ -1,7 +1,7 @@
 """The engine: schedule, run, update. Knows no sockets, no HTTP, no text, and of the executor only its outside.
 
 One of the three walls at which errors are caught: of a step that raises, each request is run alone, and those that
-raise again end; the others live.
+raise again end; the others live. An error after which the device cannot be used is the engine's end.
 """
 
 import logging
@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.device_errors import raise_if_device_lost
 from runtime.grammar_queue import Compiler, GrammarQueue
 from runtime.request import Request, RequestOutput
 from runtime.scheduler.output import SampledToken, SchedulerOutput, StepResult
@@ -25,10 +26,6 @@ READING_SECONDS = 2.0
 
 # How long a step without other work waits for a grammar: messages wait as long.
 MAX_GRAMMAR_WAIT_SECONDS = 0.005
-
-
-class EngineFatalError(Exception):
-    """The device or the engine is beyond use: no request can be served any more, and the process must end."""
 
 
 class Runner(Protocol):
@@ -197,6 +194,7 @@ class Engine:
                     raise waiting.error
                 self._add_now(waiting.request, waiting.pixels)
             except Exception as error:
+                raise_if_device_lost(error)
                 is_rejected = isinstance(error, ValueError)
                 if not is_rejected:
                     log.exception("a request could not be added", extra={"request_id": request_id})
@@ -213,9 +211,8 @@ class Engine:
         self._num_step_sequences += len(output.requests)
         try:
             result = self._runner.run(output)
-        except EngineFatalError:
-            raise
         except Exception as error:
+            raise_if_device_lost(error)
             self._num_failed_steps += 1
             log.exception("a step failed", extra={"request_ids": [part.request_id for part in output.requests]})
             if len(output.requests) == 1:
@@ -237,9 +234,8 @@ class Engine:
             alone = SchedulerOutput(requests=(part,), images=images, num_scheduled_tokens=part.num_scheduled_tokens)
             try:
                 result = self._runner.run(alone)
-            except EngineFatalError:
-                raise
             except Exception as error:
+                raise_if_device_lost(error)
                 log.warning("a request failed alone, too", extra={"request_id": part.request_id})
                 failed[part.request_id] = _failure(error)
             else:

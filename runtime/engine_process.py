@@ -24,6 +24,7 @@ import msgspec
 import zmq
 
 from runtime.config import EngineConfig
+from runtime.device_errors import raise_if_device_lost
 from runtime.log import configure_logging
 from runtime.messages import (
     AbortRequest,
@@ -127,6 +128,7 @@ class EngineLoop:
         except ValueError as error:
             self._refuse(request.request_id, str(error), is_rejected=True)
         except Exception as error:
+            raise_if_device_lost(error)
             log.exception("a request could not be added", extra={"request_id": request.request_id})
             self._refuse(request.request_id, type(error).__name__, is_rejected=False)
 
@@ -226,4 +228,9 @@ def _die_with_parent(descriptor: int, socket_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if status == EXIT_ENGINE_DIED:
+        # A lost device may keep the destructors of what lies on it from ever ending.
+        logging.shutdown()
+        os._exit(status)
+    sys.exit(status)

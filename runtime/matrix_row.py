@@ -16,7 +16,7 @@ from runtime.config import MIB, EngineConfig
 from runtime.log import configure_logging
 from runtime.offline import Answer, OfflineEngine
 from runtime.stats import EngineStats, GraphFamilyInfo
-from runtime.throughput import Workload, requests_of
+from runtime.workload import Workload, noise, requests_of
 
 # The reference's request: one noise picture, small or large, and 32 random text tokens (docs/decisions.md).
 IMAGE_SIZES = ((224, 224), (448, 448))
@@ -59,7 +59,7 @@ def measure_row(order: RowOrder) -> dict[str, Any]:
     }
     if config.mm_encoder_only:
         generator = np.random.default_rng(config.seed)
-        pictures = [generator.integers(0, 256, (height, width, 3), dtype=np.uint8) for width, height in IMAGE_SIZES]
+        pictures = [noise(generator, width=width, height=height) for width, height in IMAGE_SIZES]
         rows = engine.encode(pictures)
         row["tokens"] = {"pair": [[len(one), bool(torch.isfinite(one).all())] for one in rows]}
     else:
@@ -96,7 +96,7 @@ def _compared_tokens(engine: OfflineEngine, config: EngineConfig) -> dict[str, A
         num_output_tokens=NUM_OUTPUT_TOKENS,
         seed=config.seed,
     )
-    single, *pair = requests_of(workload, engine)
+    single, *pair = requests_of(workload, engine.model_config)
     alone = engine.generate([single])
     before = _replays(engine.stats())
     together = engine.generate(pair, concurrency=2)
@@ -120,7 +120,7 @@ def _soak(engine: OfflineEngine, num_requests: int, seed: int) -> int:
         num_output_tokens=NUM_OUTPUT_TOKENS,
         seed=seed + 1,
     )
-    answers = engine.generate(requests_of(workload, engine))
+    answers = engine.generate(requests_of(workload, engine.model_config))
     return sum(answer.finish_reason not in ("stop", "length") for answer in answers)
 
 

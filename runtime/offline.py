@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from runtime.checkpoint import locate_model, read_model_config, read_processor_config
-from runtime.config import EngineConfig, resolve_config
+from runtime.config import EngineConfig, ResolvedConfig, resolve_config
 from runtime.encoder_engine import EncoderEngine
 from runtime.processing.image_processor import image_hash, resize
 from runtime.processing.prompt import PromptBuilder
@@ -39,12 +39,14 @@ Picture = Image.Image | NDArray[np.uint8]
 class OfflineRequest:
     """One request. `prompt_token_ids` holds one `image_token_id` for each of `images`, where its tokens shall be.
 
-    An image is a Pillow image, or uint8 [height, width, 3].
+    An image is a Pillow image, or uint8 [height, width, 3]. `abort_after_tokens`: the request is aborted once its
+    answer has so many tokens, as if its client left; with 0, as soon as it is in the engine.
     """
 
     prompt_token_ids: Sequence[int]
     images: Sequence[Picture] = ()
     sampling: SamplingParams
+    abort_after_tokens: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -76,6 +78,19 @@ class _Prepared:
 
     request: Request
     pixels: list[NDArray[np.uint8]]
+    abort_after_tokens: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    """A request in the engine."""
+
+    answer: Answer
+    abort_after_tokens: int | None
+
+    @property
+    def must_abort(self) -> bool:
+        return self.abort_after_tokens is not None and len(self.answer.token_ids) >= self.abort_after_tokens
 
 
 class OfflineEngine:
@@ -98,6 +113,11 @@ class OfflineEngine:
     def info(self) -> EngineInfo:
         """What the engine says of itself: plan, graphs, phases of the start."""
         return self._engine.info
+
+    @property
+    def config(self) -> ResolvedConfig:
+        """The configuration with nothing left open."""
+        return self._resolved
 
     def stats(self) -> EngineStats:
         """A snapshot of everything that is counted."""
@@ -138,7 +158,7 @@ class OfflineEngine:
         """
         limit = concurrency or self._resolved.engine.max_num_seqs
         answers: list[Answer] = []
-        running: dict[str, Answer] = {}
+        running: dict[str, _Running] = {}
         with ThreadPoolExecutor(NUM_IMAGE_THREADS, thread_name_prefix="images") as pool:
             waiting = _ahead(pool, self._prepare, requests, limit + NUM_IMAGE_THREADS)
             is_exhausted = False
@@ -151,7 +171,9 @@ class OfflineEngine:
                     answer = Answer(num_prompt_tokens=len(prepared.request.prompt_token_ids), start=time.perf_counter())
                     answers.append(answer)
                     if self._add(prepared, answer):
-                        running[prepared.request.request_id] = answer
+                        one = _Running(answer=answer, abort_after_tokens=prepared.abort_after_tokens)
+                        running[prepared.request.request_id] = one
+                self._abort_those_that_leave(running)
                 self._step(running)
         return answers
 
@@ -173,11 +195,16 @@ class OfflineEngine:
             return False
         return True
 
-    def _step(self, running: dict[str, Answer]) -> None:
+    def _abort_those_that_leave(self, running: dict[str, _Running]) -> None:
+        for request_id in [request_id for request_id, one in running.items() if one.must_abort]:
+            self._engine.abort(request_id)
+            running.pop(request_id).answer.finish_reason = "abort"
+
+    def _step(self, running: dict[str, _Running]) -> None:
         outputs = self._engine.step()
         now = time.perf_counter()
         for output in outputs:
-            answer = running[output.request_id]
+            answer = running[output.request_id].answer
             answer.token_ids += output.new_token_ids
             answer.logprobs += output.logprobs or []
             answer.token_times += [now] * len(output.new_token_ids)
@@ -213,6 +240,7 @@ class OfflineEngine:
                 arrival_time=time.time(),
             ),
             pixels=pixels,
+            abort_after_tokens=offline.abort_after_tokens,
         )
 
     def _pixels(self, image: Picture) -> NDArray[np.uint8]:

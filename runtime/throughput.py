@@ -1,37 +1,23 @@
 """Measures an engine without a server: random pictures and texts through the offline API, and one line of JSON.
 
 A person runs `fovea bench throughput`, which starts this as a process of its own with the order as JSON on standard
-input. The workload is the reference's (docs/decisions.md): pictures of seeded noise in turns of sizes, random text
-tokens, answers of a fixed length.
+input. What is asked is in `runtime.workload`.
 """
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from runtime.config import EngineConfig
 from runtime.log import configure_logging
-from runtime.offline import Answer, OfflineEngine, OfflineRequest
-from runtime.request import SamplingParams
+from runtime.offline import Answer, OfflineEngine
 from runtime.stats import EngineStats
+from runtime.workload import Workload, requests_of
 
 PERCENTILES = (50, 90, 99)
-
-
-class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked of the engine. `image_sizes`: (width, height) in turns; empty for text alone."""
-
-    num_requests: int
-    num_warmups: int
-    concurrency: int
-    image_sizes: tuple[tuple[int, int], ...]
-    num_text_tokens: int
-    num_output_tokens: int
-    seed: int = 0
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,28 +28,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     log_level: str = "warning"
 
 
-def requests_of(workload: Workload, engine: OfflineEngine) -> Iterator[OfflineRequest]:
-    """Warm-ups, then the measured requests: no two pictures or texts are equal, and a seed makes them all."""
-    model = engine.model_config
-    # Random text holds no token with a meaning of its own: those lie above the words.
-    special = (model.image_token_id, model.vision_start_token_id, model.vision_end_token_id, *model.eos_token_ids)
-    num_words = min(special)
-    sampling = SamplingParams(max_tokens=workload.num_output_tokens, ignore_eos=True)
-    for index in range(workload.num_warmups + workload.num_requests):
-        generator = np.random.default_rng([workload.seed, index])
-        token_ids = generator.integers(0, num_words, workload.num_text_tokens).tolist()
-        images = []
-        if workload.image_sizes:
-            width, height = workload.image_sizes[index % len(workload.image_sizes)]
-            images.append(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
-            token_ids = [model.vision_start_token_id, model.image_token_id, model.vision_end_token_id, *token_ids]
-        yield OfflineRequest(prompt_token_ids=token_ids, images=images, sampling=sampling)
-
-
 def measure(engine: OfflineEngine, workload: Workload) -> dict[str, Any]:
     """Runs the workload; figures of the requests after the warm-ups. Times in milliseconds."""
     # All pictures are there before the clock runs; resizing and hashing them is in the measured time.
-    requests = list(requests_of(workload, engine))
+    requests = list(requests_of(workload, engine.model_config))
     engine.generate(requests[: workload.num_warmups], concurrency=workload.concurrency)
     before = engine.stats()
     start = time.perf_counter()
@@ -138,7 +106,7 @@ def main() -> int:
             "dtype": info.dtype,
             "attention_backend": info.attention_backend,
             "encoder_attention_backend": info.encoder_attention_backend,
-            "kv_tokens": (info.memory.num_blocks - 1) * info.memory.block_size,
+            "kv_tokens": info.memory.num_blocks * info.memory.block_size,
             "unplanned_bytes": engine.stats().unplanned_bytes,
             "ready_seconds": round(ready_seconds, 3),
             "workload": msgspec.to_builtins(order.workload),

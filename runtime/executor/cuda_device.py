@@ -262,6 +262,8 @@ def open_cuda_device(device: torch.device) -> CudaDevice:
     free_before = nvml.free_bytes() if nvml else None
     processes_before = nvml.used_by_process() if nvml else None
     torch.cuda.set_device(device)
+    # An engine that this process had before left its own limit.
+    torch.cuda.set_per_process_memory_fraction(1.0, device)
     torch.zeros(1, device=device)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

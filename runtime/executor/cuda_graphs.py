@@ -13,10 +13,11 @@ torch's allocators still refer to it.
 """
 
 import contextlib
+import ctypes
 import gc
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -226,7 +227,6 @@ class TorchCapture:
         self._cuda: Any = torch.cuda
         self._stream = self._cuda.Stream(device)
         self.resting_bytes = resting_bytes
-        self._abandoned: list[Any] = []
 
     def new_pool(self) -> PoolId:
         pool: PoolId = torch.cuda.graph_pool_handle()
@@ -253,7 +253,7 @@ class TorchCapture:
         graph: Any = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         try:
-            with torch.cuda.stream(self._stream):
+            with _collector_paused(), torch.cuda.stream(self._stream):
                 # Other threads of this process may allocate meanwhile: only this one's calls are checked.
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
@@ -285,9 +285,22 @@ class TorchCapture:
                 end_allocate(self._device.index or 0, pool)
         with contextlib.suppress(RuntimeError):
             graph.reset()
-        self._abandoned.append(graph)
+        # For the life of the process, longer than any object's of ours: one more reference than there are.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
         with contextlib.suppress(RuntimeError):
             torch.cuda.synchronize(self._device)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Objects that a collection happens to find give memory back to the driver, which may invalidate a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _dropped(graph: Replayable | None) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.config import MIB, ConfigError, EngineConfig, ResolvedConfig
+from runtime.device_errors import raise_if_device_lost
 from runtime.executor.graph_backend import CapturedGraph, CaptureError, GraphBackend
 from runtime.stats import MISS_REASONS, BucketInfo, GraphCounts, GraphFamily, GraphFamilyInfo, MissReason
 
@@ -153,6 +154,7 @@ class GraphSet(Generic[InputsT]):
 
         Raises:
             GraphError: a bucket failed and the set is strict.
+            EngineFatalError: a capture left the device unusable.
         """
         assert not self._infos, "capture runs once"
         self._program = program
@@ -217,6 +219,7 @@ class GraphSet(Generic[InputsT]):
             static_bytes = sum(tensor.nbytes for tensor in tensors)
             graph = self._backend.capture(lambda: program.forward(bucket, inputs), tensors)
         except Exception as error:  # any failure of a capture costs this bucket its graph, not the server its start
+            raise_if_device_lost(error)
             retained = error.retained_bytes if isinstance(error, CaptureError) else 0
             message = f"{type(error).__name__}: {error}"
             self._refuse_if_strict(bucket, "could not be captured", message, max(static_bytes, retained))
@@ -269,6 +272,7 @@ class GraphSet(Generic[InputsT]):
                 if fill == "small":
                     first_small = replayed.clone()
         except Exception as error:  # as for a failed capture: this bucket runs eager
+            raise_if_device_lost(error)
             return f"{type(error).__name__}: {error}"
         return None
 

@@ -3,7 +3,8 @@
 One step: drop what ended or was evicted; encode the missing images; fill the inputs; embed and put image rows in their
 places; replay a graph or run eager; sample (the step's one device-to-host copy); remember the tokens.
 
-What goes wrong with one request's images ends that request alone. Anything else is an error of the engine's.
+What goes wrong with one request's images ends that request alone, unless it leaves the device unusable. Anything else
+is an error of the engine's.
 
 Legend: T tokens of a step, S sequences that sample, D hidden width, V vocabulary.
 """
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.device_errors import raise_if_device_lost
 from runtime.executor.batch import Padding, Step, StepBatch, StepBuffers, StepShape, fill_batch
 from runtime.executor.decoder_program import Decoder, DecoderInputs, DecoderProgram, attention_bucket
 from runtime.executor.embedding_store import EmbeddingStore
@@ -218,7 +220,8 @@ class ModelRunner:
             self._store.keep_only(needed)
         try:
             self._encoder.encode(missing)
-        except Exception:
+        except Exception as error:
+            raise_if_device_lost(error)
             log.exception("encoding failed; each image is tried alone", extra={"images": len(missing)})
             return self._encode_one_by_one(missing)
         return {}
@@ -231,6 +234,7 @@ class ModelRunner:
             try:
                 self._encoder.encode([item])
             except Exception as error:
+                raise_if_device_lost(error)
                 log.exception("an image could not be encoded")
                 errors[item.image_hash] = f"{type(error).__name__}: {error}"
         return errors

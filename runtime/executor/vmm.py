@@ -9,6 +9,7 @@ and shrink under captured graphs (measured: docs/decisions.md).
 
 import importlib
 import logging
+import weakref
 from typing import Any, Protocol
 
 import torch
@@ -141,7 +142,8 @@ class MappedSpan:
     """The `KVBacking` of a device with virtual memory: grows and shrinks at its far end.
 
     Memory comes and goes in pieces, so that after shrinking a little more than asked for may stay mapped; what is
-    mapped is what `resident_bytes` says.
+    mapped is what `resident_bytes` says. A span that nobody refers to any more is released, so that a process may
+    start one engine after another.
     """
 
     def __init__(self, driver: VirtualMemoryDriver, capacity_bytes: int, *, piece_bytes: int = PIECE_BYTES) -> None:
@@ -150,18 +152,19 @@ class MappedSpan:
         Raises:
             VirtualMemoryError: the driver gives no addresses, or no memory at all.
         """
-        self._driver = driver
         granularity = driver.granularity_bytes
         self._granularity = granularity
         self._piece_bytes = _round_up(piece_bytes, granularity)
-        self._capacity_bytes = _round_up(max(capacity_bytes, 1), granularity)
-        self._address = driver.reserve(self._capacity_bytes)
-        self._pieces: list[tuple[int, int, object]] = []  # address, bytes, handle
+        capacity_bytes = _round_up(max(capacity_bytes, 1), granularity)
+        self._span = _Mappings(driver, driver.reserve(capacity_bytes), capacity_bytes)
+        # Not at the end of the process: the driver tidies up then, and may be gone first.
+        self._release = weakref.finalize(self, self._span.release)
+        self._release.atexit = False
         self._backed_bytes = 0
         self._tensor: Tensor | None = None
         try:
             self.resize(granularity)  # torch looks at the first address to learn the device
-            self._tensor = driver.tensor(self._address, self._capacity_bytes)
+            self._tensor = driver.tensor(self._span.address, capacity_bytes)
             self._tensor[:granularity].zero_()
         except BaseException:
             self.release()
@@ -169,7 +172,7 @@ class MappedSpan:
 
     @property
     def capacity_bytes(self) -> int:
-        return self._capacity_bytes
+        return self._span.capacity_bytes
 
     @property
     def backed_bytes(self) -> int:
@@ -185,50 +188,74 @@ class MappedSpan:
         Raises:
             VirtualMemoryError: the device has not so much memory left; the size is then as it was.
         """
-        assert 0 <= num_bytes <= self._capacity_bytes, (num_bytes, self._capacity_bytes)
+        assert 0 <= num_bytes <= self.capacity_bytes, (num_bytes, self.capacity_bytes)
         if num_bytes > self.resident_bytes():
             self._grow(_round_up(num_bytes, self._granularity))
         else:
-            self._shrink(num_bytes)
+            self._span.shrink(num_bytes)
         self._backed_bytes = num_bytes
 
     def resident_bytes(self) -> int:
         """Bytes that are mapped."""
-        return sum(piece_bytes for _, piece_bytes, _ in self._pieces)
+        return self._span.mapped_bytes
 
     def release(self) -> None:
         """Gives back all memory and the addresses. No tensor over them may be used any more."""
-        if not self._address:
-            return
-        self._shrink(0)
         self._tensor = None
-        self._driver.free(self._address, self._capacity_bytes)
-        self._address, self._backed_bytes = 0, 0
+        self._release()
+        self._backed_bytes = 0
 
     def _grow(self, num_bytes: int) -> None:
-        known, mapped = len(self._pieces), self.resident_bytes()
-        mapped_before = mapped
+        mapped_before = self._span.mapped_bytes
+        self._span.grow(num_bytes, self._piece_bytes)
+        if self._tensor is not None:
+            # New memory holds anything; a masked position contributes 0 times what is there, which must be a number.
+            self._tensor[mapped_before : self._span.mapped_bytes].zero_()
+
+
+class _Mappings:
+    """Addresses and the pieces mapped under their front; a thing of its own so that it can outlive the span."""
+
+    def __init__(self, driver: VirtualMemoryDriver, address: int, capacity_bytes: int) -> None:
+        self.address = address
+        self.capacity_bytes = capacity_bytes
+        self._driver = driver
+        self._pieces: list[tuple[int, int, object]] = []  # address, bytes, handle
+
+    @property
+    def mapped_bytes(self) -> int:
+        return sum(piece_bytes for _, piece_bytes, _ in self._pieces)
+
+    def grow(self, num_bytes: int, piece_bytes: int) -> None:
+        """Maps until `num_bytes` have memory.
+
+        Raises:
+            VirtualMemoryError: the device has not so much memory left; what was mapped before is mapped then.
+        """
+        known, mapped = len(self._pieces), self.mapped_bytes
         try:
             while mapped < num_bytes:
-                size = min(self._piece_bytes, num_bytes - mapped)
-                address = self._address + mapped
-                self._pieces.append((address, size, self._driver.map(address, size)))
+                size = min(piece_bytes, num_bytes - mapped)
+                self._pieces.append((self.address + mapped, size, self._driver.map(self.address + mapped, size)))
                 mapped += size
         except VirtualMemoryError:
             self._drop(known)
             raise
-        if self._tensor is not None:
-            # New memory holds anything; a masked position contributes 0 times what is there, which must be a number.
-            self._tensor[mapped_before:mapped].zero_()
 
-    def _shrink(self, num_bytes: int) -> None:
+    def shrink(self, num_bytes: int) -> None:
+        """Unmaps the pieces that lie wholly beyond."""
         keep = len(self._pieces)
-        end = self._address + num_bytes
+        end = self.address + num_bytes
         while keep and self._pieces[keep - 1][0] >= end:
             keep -= 1
         if keep < len(self._pieces):
             self._driver.synchronize()
             self._drop(keep)
+
+    def release(self) -> None:
+        """Unmaps everything and frees the addresses."""
+        self.shrink(0)
+        self._driver.free(self.address, self.capacity_bytes)
 
     def _drop(self, keep: int) -> None:
         while len(self._pieces) > keep:

@@ -128,14 +128,16 @@ class FlashInferAttention:
         self._wrapper_in_use: _Wrapper | None = None
         self._plan_in_use: PagePlan | None = None
         self._slots_T = torch.empty(0, dtype=torch.int64, device=device)
-        # Rows of the step's keys, and of its values.
-        self._rows_2T = torch.empty(2, 0, dtype=torch.int64, device=device)
+        # Rows of the step's keys, and of its values. They have a place of their own: what a forward leaves behind it
+        # in a graph's pool would be a live block there, also of a capture that failed.
+        self._rows_2T = torch.zeros(2, limits.max_num_batched_tokens, dtype=torch.int64, device=device)
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes on the device that are held from step to step, beside the cache."""
         shared = self._shared
-        return sum(tensor.nbytes for tensor in (shared.floats, shared.ints, shared.kv_lens, self._indices))
+        tensors = (shared.floats, shared.ints, shared.kv_lens, self._indices, self._rows_2T)
+        return sum(tensor.nbytes for tensor in tensors)
 
     def reserve(self, max_model_len: int) -> None:
         """Everything has its final size since construction."""
@@ -171,18 +173,19 @@ class FlashInferAttention:
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """Stores keys and values, then gives the attention output [T, H, D]."""
+        rows_2T = self._rows_2T[:, : len(self._slots_T)]
         if layer == 0:
             # Here, not in `plan`: a graph must compute it from the slots of its own step.
             blocks_T = self._slots_T.div(self._block_size, rounding_mode="floor")
-            key_rows_T = self._slots_T + blocks_T * self._rows_between_blocks
-            self._rows_2T = torch.stack((key_rows_T, key_rows_T + self._block_size))
+            torch.add(self._slots_T, blocks_T, alpha=self._rows_between_blocks, out=rows_2T[0])
+            torch.add(rows_2T[0], self._block_size, out=rows_2T[1])
         rows = self._cache_rows[layer]
         both_2TKD = _as_one(k_TKD, v_TKD)
         if both_2TKD is not None:
-            rows.index_put_((self._rows_2T,), both_2TKD)
+            rows.index_put_((rows_2T,), both_2TKD)
         else:
-            rows.index_put_((self._rows_2T[0],), k_TKD)
-            rows.index_put_((self._rows_2T[1],), v_TKD)
+            rows.index_put_((rows_2T[0],), k_TKD)
+            rows.index_put_((rows_2T[1],), v_TKD)
         assert self._wrapper_in_use is not None, "forward before plan"
         return self._wrapper_in_use.run(q_THD, self._caches[layer])
 

@@ -1,11 +1,22 @@
 """GPU tests: marked, and skipped where torch sees no GPU."""
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.gpu.places import write_small_model
+
+
+@pytest.fixture(autouse=True)
+def _memory_comes_back() -> Iterator[None]:
+    """What a test started is gone before the next one reads the device."""
+    yield
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")

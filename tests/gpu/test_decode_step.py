@@ -92,4 +92,4 @@ def test_decode_step_has_no_hidden_wait(small_model_directory: Path, sampling: S
             assert engine.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert engine.num_failed_steps == 0
+    assert engine.stats().num_failed_steps == 0

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from runtime.config import EngineConfig
@@ -25,6 +26,7 @@ HANG = 9_000_004  # its first step never ends
 KILL = 9_000_005  # its first step ends the process
 FAILS_ITS_PICTURES = 9_000_006  # the runner says that its pictures could not be encoded
 PAUSE = 9_000_007  # its first step takes three seconds
+BREAKS_THE_DEVICE = 9_000_008  # its first step leaves the device unusable
 
 TOKENS_BEFORE_LATER = 3
 
@@ -64,6 +66,8 @@ class FaultyRunner:
                     os.kill(os.getpid(), signal.SIGKILL)
                 case 9_000_006:
                     failed[part.request_id] = "secret detail"
+                case 9_000_008:
+                    raise torch.AcceleratorError("CUDA error: device-side assert triggered")
                 case 9_000_007 if num_new == 0:
                     time.sleep(3)
         result = self._runner.run(output)

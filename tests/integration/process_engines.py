@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import ConfigError, EngineConfig
-from runtime.engine import Engine, EngineFatalError
+from runtime.device_errors import EngineFatalError
+from runtime.engine import Engine
 from runtime.request import Request
 from runtime.scheduler.admission import SchedulerLimits
 from runtime.scheduler.output import SampledToken, SchedulerOutput, StepResult

@@ -127,13 +127,14 @@ def test_hung_engine_fails_the_probes_and_does_not_keep_the_process_from_ending(
         assert not Path(f"/proc/{engine}").exists()
 
 
-def test_engine_killed_by_a_request_ends_everything_with_an_error(tiny_checkpoint: Path) -> None:
+@pytest.mark.parametrize("seed", [faulty_engine.KILL, faulty_engine.BREAKS_THE_DEVICE])
+def test_engine_killed_by_a_request_ends_everything_with_an_error(tiny_checkpoint: Path, seed: int) -> None:
     with serving(tiny_checkpoint, *FLAGS, command=FAULTY_SERVE) as server:
         long = chat("Tell me a long story.", stream=True, max_tokens=3000, ignore_eos=True)
         with server.client.stream("POST", "/v1/chat/completions", json=long) as response:
             lines = (line for line in response.iter_lines() if line)
             next(lines)
-            killer = server.post(chat("Die.", seed=faulty_engine.KILL))
+            killer = server.post(chat("Die.", seed=seed))
             assert killer.status_code == 503
             assert killer.json()["error"]["code"] == "service_unavailable"
             *_, last = lines

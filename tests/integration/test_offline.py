@@ -13,7 +13,8 @@ from PIL import Image
 from runtime.config import EngineConfig
 from runtime.offline import OfflineEngine, OfflineRequest
 from runtime.request import SamplingParams
-from runtime.throughput import Workload, measure, percentiles, requests_of
+from runtime.throughput import measure, percentiles
+from runtime.workload import Workload, mixed_requests, requests_of
 from server.bench_throughput import PRESETS
 from server.cli import main
 from server.settings import load_settings
@@ -119,7 +120,7 @@ def test_workload_is_seeded_and_every_picture_is_another(engine: OfflineEngine) 
         num_text_tokens=7,
         num_output_tokens=4,
     )
-    requests, again = (list(requests_of(workload, engine)) for _ in range(2))
+    requests, again = (list(requests_of(workload, engine.model_config)) for _ in range(2))
     assert [request.prompt_token_ids for request in requests] == [request.prompt_token_ids for request in again]
     assert [np.asarray(request.images[0]).shape for request in requests] == [(56, 56, 3), (56, 84, 3)] * 2
     assert len({np.asarray(request.images[0]).tobytes() for request in requests}) == 4
@@ -129,6 +130,35 @@ def test_workload_is_seeded_and_every_picture_is_another(engine: OfflineEngine) 
     assert result["prompt_tokens"] == 2 * (6 + 9) + (4 + 9)
     assert result["graphs"]["encoder"]["hits"] == 3
     assert result["steps"] > 0
+
+
+def test_a_mix_has_every_kind_of_request_and_none_is_too_long(engine: OfflineEngine) -> None:
+    mixed, again = (list(mixed_requests(120, model=engine.model_config, config=engine.config)) for _ in range(2))
+    assert [request.prompt_token_ids for request in mixed] == [request.prompt_token_ids for request in again]
+    assert {len(request.images) for request in mixed} == {0, 1, 2, 3}
+    sizes = [np.asarray(image).shape[:2] for request in mixed for image in request.images]
+    tokens = {height * width // 784 for height, width in sizes}
+    assert min(tokens) < 10
+    assert 60 < max(tokens) <= 64
+    assert max(height / width for height, width in sizes) > 2
+    assert {request.abort_after_tokens for request in mixed} == {None, 0, 1, 2, 3}
+    answers = engine.generate(mixed)
+    assert not [answer.error for answer in answers if answer.error]
+    # Three pictures of up to 64 tokens each: not all would fit the model's 256 tokens in every prompt.
+    assert max(answer.num_prompt_tokens for answer in answers) > 180
+
+
+def test_requests_that_leave_are_aborted_and_hold_nothing(engine: OfflineEngine) -> None:
+    def request(abort_after_tokens: int | None) -> OfflineRequest:
+        sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+        return OfflineRequest(prompt_token_ids=[5, 6], sampling=sampling, abort_after_tokens=abort_after_tokens)
+
+    answers = engine.generate([request(count) for count in (0, 3, None, 30)])
+    assert [answer.finish_reason for answer in answers] == ["abort", "abort", "length", "length"]
+    assert [len(answer.token_ids) for answer in answers] == [0, 3, 20, 20]
+    assert answers[1].token_ids == answers[2].token_ids[:3]
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)
 
 
 def test_percentiles_are_nearest_rank() -> None:
@@ -159,6 +189,9 @@ def test_bench_throughput_prints_a_table_and_a_line_of_json(
     result = json.loads(lines[-1])
     assert code == 0
     assert (result["preset"], result["requests"], result["output_tokens"]) == ("pair-graphs", 2, 6)
+    # As vLLM reports the size of its cache: what requests can hold, so without the block of padding.
+    assert result["kv_tokens"] % 16 == 0
+    assert result["kv_tokens"] > 0
     assert result["workload"]["image_sizes"] == [[56, 56]]
     assert result["graphs"]["decoder"]["misses"] == {}
     assert any(line.startswith("requests_per_second") for line in lines)

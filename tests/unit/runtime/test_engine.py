@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+import torch
 
-from runtime.engine import Engine, EngineFatalError
+from runtime.device_errors import EngineFatalError
+from runtime.engine import Engine
 from runtime.request import RequestOutput
 from runtime.scheduler.admission import RequestRejected
 from runtime.scheduler.output import SampledToken, SchedulerOutput, StepResult
@@ -144,6 +146,29 @@ def test_a_fatal_error_is_not_swallowed() -> None:
     engine.add(request("r"), [])
     with pytest.raises(EngineFatalError, match="the device is gone"):
         engine.step()
+
+
+class BreakingRunner(InventingRunner):
+    """The device breaks in a step, or when requests are run alone."""
+
+    def __init__(self, *, breaks_alone: bool) -> None:
+        super().__init__()
+        self.breaks_alone = breaks_alone
+
+    def run(self, output: SchedulerOutput) -> StepResult:
+        if self.breaks_alone and len(output.requests) > 1:
+            raise RuntimeError("no shape for this")
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nSearch for ...")
+
+
+@pytest.mark.parametrize("breaks_alone", [False, True])
+def test_an_error_that_leaves_the_device_unusable_ends_the_engine(breaks_alone: bool) -> None:
+    engine = Engine(scheduler(), BreakingRunner(breaks_alone=breaks_alone), engine_info())
+    engine.add(request("one"), [])
+    engine.add(request("two"), [])
+    with pytest.raises(EngineFatalError, match="AcceleratorError: CUDA error: an illegal memory access") as caught:
+        engine.step()
+    assert isinstance(caught.value.__cause__, torch.AcceleratorError)
 
 
 def test_a_request_that_the_executor_refuses_is_not_scheduled() -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from runtime.config import EngineConfig, ResolvedConfig, resolve_config
+from runtime.device_errors import EngineFatalError
 from runtime.executor.graph_backend import CapturedGraph, CaptureError, EmulatedBackend
 from runtime.executor.graphs import (
     Bucket,
@@ -74,6 +75,12 @@ def test_the_smallest_bucket_with_room_is_chosen() -> None:
     assert graphs.choose(tokens=1, items=1) == BUCKETS[0]
     assert graphs.choose(tokens=4, items=2) == BUCKETS[0]
     assert graphs.choose(tokens=5, items=1) == BUCKETS[1]
+
+
+def test_a_capture_that_leaves_the_device_unusable_is_the_end_of_the_start() -> None:
+    error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(EngineFatalError, match="illegal memory access"):
+        captured(Doubling(fail_at="8", error=error))
 
 
 def test_misses_say_why() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from runtime.device_errors import EngineFatalError
 from runtime.executor.encoder_runner import EncoderItem
 from runtime.executor.model_runner import ImageEncoder
 from runtime.request import ImageInput, PlaceholderRange, Request, RequestOutput, SamplingParams
@@ -106,6 +107,18 @@ def test_image_that_cannot_be_encoded_fails_its_requests_alone(
     assert {
         name: [token for output in outputs[name] for token in output.new_token_ids] for name in expected
     } == expected
+
+
+def test_encoder_that_leaves_the_device_unusable_fails_no_request_but_the_engine(factory: EngineFactory) -> None:
+    class BreakingEncoder:
+        def encode(self, items: Sequence[EncoderItem]) -> None:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    engine = factory.build()
+    engine.runner._encoder = BreakingEncoder()
+    engine.add(make_request("any", 1), [picture(1)])
+    with pytest.raises(EngineFatalError, match="unspecified launch failure"):
+        engine.step()
 
 
 def test_request_after_a_failed_one_is_served(factory: EngineFactory, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,7 @@
 """Memory mapped under addresses, on a driver that checks every call."""
 
+import gc
+
 import pytest
 import torch
 
@@ -37,6 +39,17 @@ def test_shrinking_gives_whole_pieces_back_and_keeps_the_rest() -> None:
     span.release()
     assert not gpu.mapped
     span.release()
+
+
+def test_a_span_that_nobody_refers_to_is_released() -> None:
+    gpu = FakeGpu()
+    cache = KVCache(LAYOUT, 2, MappedSpan(gpu, GIB))
+    cache.resize(64)
+    assert gpu.mapped
+    del cache
+    gc.collect()
+    assert not gpu.mapped
+    assert not gpu._spans
 
 
 def test_a_growth_that_the_device_cannot_give_changes_nothing() -> None:
