@@ -206,8 +206,9 @@ def check_failures(device: CudaDevice) -> dict[str, Any]:
         capture = TorchCapture(CUDA, device.resting_bytes)
         backend = CudaGraphBackend(capture)
         good = backend.capture(forward, [static])
-        assert backend._pool is not None
-        live = capture.pool_segments(backend._pool)[1]
+        pool = backend._pool
+        assert pool is not None
+        live = capture.pool_segments(pool)[1]
         try:
             backend.capture(failing, [static])
         except CaptureError as error:
@@ -216,8 +217,11 @@ def check_failures(device: CudaDevice) -> dict[str, Any]:
             raise AssertionError(f"{name}: the capture did not fail")
         assert torch.cuda.current_stream(CUDA) == torch.cuda.default_stream(CUDA), name
         assert not torch.cuda.is_current_stream_capturing(), name
-        assert capture.pool_segments(backend._pool)[1] == live, f"{name}: live blocks are left"
-        again = backend.capture(forward, [static])
+        assert capture.pool_segments(pool)[1] == live, f"{name}: live blocks are left"
+        try:
+            again = backend.capture(forward, [static])
+        except CaptureError as error:
+            raise AssertionError(f"{name}: the capture after it failed: {error}") from error
         assert torch.equal(again.replay(), forward()), name
         assert torch.equal(good.replay(), forward()), name
         good.release()

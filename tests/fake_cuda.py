@@ -124,6 +124,7 @@ class FakeGpu:
             forward()
 
     def capture(self, forward: Callable[[], Tensor], pool: PoolId) -> tuple[FakeGraph, Tensor]:
+        assert self.is_reusable(pool), "a capture into a pool that torch still records into"
         self.num_captures += 1
         failure = self.fail.get(self.num_captures)
         self.pools[pool] += self.segment_bytes
@@ -140,6 +141,9 @@ class FakeGpu:
         graph.fails = failure == "replay"
         self.graphs[pool].append(graph)
         return graph, output
+
+    def is_reusable(self, pool: PoolId) -> bool:
+        return pool not in self.retained
 
     def pool_segments(self, pool: PoolId) -> tuple[int, int]:
         return self.pools[pool], len(self.graphs[pool]) * MIB

@@ -8,8 +8,9 @@ Knows the order of capture and readings, and what is left of a capture that fail
 
 A capture that fails leaves no live block. The segments that it took stay in the pool, where the next capture finds
 them; they are counted in the bucket that took them. torch up to 2.13 keeps the pool of a capture that was invalidated
-for the life of the process (pytorch/pytorch#190308): its segments are counted, and the graph object is kept, since
-torch's allocators still refer to it.
+for the life of the process (pytorch/pytorch#190308): its segments are counted, the graph object is kept, since
+torch's allocators still refer to it, and later captures take a new pool: before 2.12 the allocator of pinned memory
+thinks that it still records into the old one (#180395), and nothing public tells it otherwise.
 """
 
 import contextlib
@@ -62,6 +63,10 @@ class CudaCapture(Protocol):
         Raises:
             Exception: whatever went wrong. Nothing is being captured any more then.
         """
+        ...
+
+    def is_reusable(self, pool: PoolId) -> bool:
+        """Whether another capture may go into the pool: not after one of its captures was invalidated."""
         ...
 
     def pool_segments(self, pool: PoolId) -> tuple[int, int]:
@@ -153,6 +158,8 @@ class CudaGraphBackend:
         live = self._device.pool_segments(pool)[1]
         if live > live_before:
             log.error("a failed capture left live blocks", extra={"live_bytes": live - live_before})
+        if not self._device.is_reusable(pool):
+            self._leave_pool(pool)
         self._leave_empty_pool(pool)
         return CaptureError(problem, retained_bytes=retained_bytes)
 
@@ -165,8 +172,13 @@ class CudaGraphBackend:
 
     def _leave_empty_pool(self, pool: PoolId) -> None:
         """torch refuses captures into a pool that has lost its last graph as long as a block of it is left."""
-        if pool == self._pool and self._num_live == 0:
-            self._pool = self._new_pool()
+        if self._num_live == 0:
+            self._leave_pool(pool)
+
+    def _leave_pool(self, pool: PoolId) -> None:
+        """Later captures go into another one."""
+        if pool == self._pool:
+            self._pool, self._num_live = self._new_pool(), 0
 
     def _new_pool(self) -> PoolId:
         pool = self._device.new_pool()
@@ -227,6 +239,7 @@ class TorchCapture:
         self._cuda: Any = torch.cuda
         self._stream = self._cuda.Stream(device)
         self.resting_bytes = resting_bytes
+        self._invalidated: set[PoolId] = set()
 
     def new_pool(self) -> PoolId:
         pool: PoolId = torch.cuda.graph_pool_handle()
@@ -260,13 +273,23 @@ class TorchCapture:
                     output = forward()
                 except BaseException:
                     with contextlib.suppress(RuntimeError):
-                        graph.capture_end()
+                        self._end(graph, pool)
                     raise
-                graph.capture_end()
+                self._end(graph, pool)
         except BaseException:
             self._abandon(graph, pool)
             raise
         return graph, output
+
+    def is_reusable(self, pool: PoolId) -> bool:
+        return pool not in self._invalidated
+
+    def _end(self, graph: Any, pool: PoolId) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            self._invalidated.add(pool)
+            raise
 
     def pool_segments(self, pool: PoolId) -> tuple[int, int]:
         total = live = 0
