@@ -29,12 +29,12 @@ MOST_TURNS = 6  # of a conversation
 LOGGED = (*CATEGORIES, "general")
 # Shares of the pictures in batches of single pictures; pairs have batches of their own.
 SHARES = {
-    "colour": 0.07,
-    "shape": 0.10,
-    "place": 0.05,
-    "count": 0.24,
-    "read": 0.22,
-    "chart": 0.28,
+    "colour": 0.06,
+    "shape": 0.09,
+    "place": 0.04,
+    "count": 0.27,
+    "read": 0.31,
+    "chart": 0.19,
     "nothing": 0.027,
     "general": 0.013,
 }

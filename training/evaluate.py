@@ -8,9 +8,12 @@ one JSON line: `python -m training.evaluate`.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
+import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +52,10 @@ class Asked:
 class Model:
     """The exported folder, loaded by transformers in float32."""
 
-    def __init__(self, folder: Path) -> None:
-        self.network = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    def __init__(self, folder: Path, device: str) -> None:
+        self.device = device
+        network = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        self.network = network.eval().to(device)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
 
@@ -69,12 +74,12 @@ class Model:
         encoded = self.tokenizer(texts, padding=True, return_tensors="pt", add_special_tokens=False)
         kinds = (encoded["input_ids"] == self.tokenizer.convert_tokens_to_ids(IMAGE_PAD)).int()
         out = self.network.generate(
-            input_ids=encoded["input_ids"],
-            attention_mask=encoded["attention_mask"],
-            mm_token_type_ids=kinds,
+            input_ids=encoded["input_ids"].to(self.device),
+            attention_mask=encoded["attention_mask"].to(self.device),
+            mm_token_type_ids=kinds.to(self.device),
             max_new_tokens=40,
-            **vision,
-        )
+            **{name: tensor.to(self.device) for name, tensor in vision.items()},
+        ).cpu()
         replies = out[:, encoded["input_ids"].shape[1] :]
         return [str(text) for text in self.tokenizer.batch_decode(replies, skip_special_tokens=True)]
 
@@ -103,6 +108,11 @@ def through_last(sample: Sample, category: str) -> Sample:
     return Sample(images=sample.images, turns=sample.turns[: last + 1])
 
 
+def draw(seed: int, *, program: str, category: str) -> Sample:
+    sample: Sample = importlib.import_module(PROGRAMS[program]).draw(seed, category)
+    return through_last(sample, category)
+
+
 def rows_of(turn: Turn) -> list[str]:
     """The rows of the table that a turn counts in."""
     if not turn.expected:
@@ -121,23 +131,29 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=300, help="conversations of each category and program")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--show-wrong", type=int, default=0, help="print this many wrong answers of each category")
     parser.add_argument("--out", type=Path, help="where the JSON goes as well")
     arguments = parser.parse_args()
-    model = Model(arguments.model)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.samples)
+    drawn: dict[tuple[str, str], list[Sample]] = {}
+    # Before the first use of a GPU, which forked processes could not share.
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for program in arguments.programs:
+            for category in arguments.categories:
+                draw_one = functools.partial(draw, program=program, category=category)
+                drawn[program, category] = list(pool.map(draw_one, seeds, chunksize=10))
+    model = Model(arguments.model, arguments.device)
     result: dict[str, Any] = {
         "samples_per_category": arguments.samples,
         "first_seed": arguments.first_seed,
         "programs": {},
     }
     for program in arguments.programs:
-        draw = importlib.import_module(PROGRAMS[program]).draw
         scores: dict[str, list[int]] = {}
         for category in arguments.categories:
-            seeds = range(arguments.first_seed, arguments.first_seed + arguments.samples)
             shown = 0
-            samples = [through_last(draw(seed, category), category) for seed in seeds]
-            for turn, answer in run(model, samples, arguments.batch):
+            for turn, answer in run(model, drawn[program, category], arguments.batch):
                 was_right = is_right(answer, turn.expected)
                 for row in rows_of(turn):
                     scores.setdefault(row, []).append(int(was_right))

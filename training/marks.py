@@ -19,6 +19,7 @@ from training.sample import COLOURS, SHAPES, Mark
 
 IGNORED = -1
 _CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+_MOST_ALIKE = 10
 # What a head tells of a unit, and into how many classes. "things" is how many centers lie in it, 3 for more.
 HEADS = {
     "things": 4,
@@ -28,6 +29,9 @@ HEADS = {
     "ones": 10,
     "first": len(_CHARACTERS) + 1,  # character of a bar's label; the last class is any other, or none
     "second": len(_CHARACTERS) + 1,
+    "same_colour": _MOST_ALIKE + 1,
+    "same_shape": _MOST_ALIKE + 1,
+    "same_both": _MOST_ALIKE + 1,
 }
 _NAMES = tuple(HEADS)
 _EMPTY_WEIGHT = 0.1  # of a unit without a thing: nearly all are
@@ -45,6 +49,9 @@ def _classes(mark: Mark) -> dict[str, int]:
     if mark.label is not None:
         padded = f"{mark.label.upper():2}"
         found["first"], found["second"] = (_character(letter) for letter in padded[:2])
+    if mark.alike is not None:
+        for name, number in zip(("same_colour", "same_shape", "same_both"), mark.alike, strict=True):
+            found[name] = min(number, _MOST_ALIKE)
     return found
 
 

@@ -86,6 +86,7 @@ class Mark:
     colour: str | None = None
     value: int | None = None
     label: str | None = None
+    alike: tuple[int, int, int] | None = None  # how many things have its colour, its shape, both; itself counted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,19 @@ from training.sample import COLOURS, PLACES, SHAPES, Mark
 from training.shapes import Style, any_style, outline, put_shape
 
 # Pixels: from which a thing is told from the background, and one shape from another.
-_SEEN_RADIUS, _NAMED_RADIUS = 10.0, 13.0
-# Too alike to be told apart among many small ones.
-_ALIKE = ({"pentagon", "hexagon"}, {"circle", "ellipse"}, {"square", "rectangle"}, {"square", "diamond"})
+_SEEN_RADIUS, _NAMED_RADIUS = 11.0, 14.0
+# Too alike to be told apart where ten small things must all be named right.
+_ALIKE = (
+    *({"pentagon", "hexagon"}, {"circle", "hexagon"}, {"circle", "ellipse"}, {"rectangle", "ellipse"}),
+    *({"square", "rectangle"}, {"square", "diamond"}),
+    *({"red", "orange"}, {"red", "brown"}, {"red", "pink"}, {"orange", "yellow"}, {"orange", "brown"}),
+    *({"pink", "purple"}, {"blue", "purple"}, {"black", "gray"}, {"gray", "white"}, {"black", "brown"}),
+)
+
+
+def _unlike(names: tuple[str, ...], name: str) -> list[str]:
+    """Those of the names that nobody takes for `name`."""
+    return [other for other in names if other != name and {other, name} not in _ALIKE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +53,16 @@ class Scene:
     def marks(self) -> list[Mark]:
         width, height = self.image.size
         return [
-            Mark(center=(thing.center[0] / width, thing.center[1] / height), shape=thing.shape, colour=thing.colour)
+            Mark(
+                center=(thing.center[0] / width, thing.center[1] / height),
+                shape=thing.shape,
+                colour=thing.colour,
+                alike=(
+                    sum(other.colour == thing.colour for other in self.things),
+                    sum(other.shape == thing.shape for other in self.things),
+                    sum(other.name == thing.name for other in self.things),
+                ),
+            )
             for thing in self.things
         ]
 
@@ -109,8 +128,7 @@ def counted(rng: random.Random, size: Size) -> tuple[Scene, str, int]:
         return scene, any_thing(rng), number
     room = max(number + 1, int(size[0] * size[1] / (3.3 * _NAMED_RADIUS) ** 2))
     others = rng.randint(1, max(1, min(6, 10 - number, room - number)))
-    other_shapes = [name for name in SHAPES if name != shape and {name, shape} not in _ALIKE]
-    other_colours = [name for name in COLOURS if name != colour]
+    other_shapes, other_colours = _unlike(SHAPES, shape), _unlike(COLOURS, colour)
     if kind < 0.6:  # by shape
         one_colour = rng.random() < 0.3
         other = rng.choice(other_shapes)
@@ -136,43 +154,53 @@ def any_thing(rng: random.Random) -> str:
 
 
 def _layout(rng: random.Random, size: Size, number: int, least: float) -> list[tuple[float, float, float]]:
-    """Centers and radii (x, y, r) of `number` things that keep apart and inside the picture."""
-    width, height = size
+    """Centers and radii (x, y, r) of `number` things that keep apart and inside the picture; r of at least `least`,
+    or as large as there is room for."""
     if number == 0:
         return []
-    if rng.random() < 0.45:
-        columns = 3 if rng.random() < 0.5 and number > 2 else rng.randint(1, number)
-        columns = max(1, min(number, round(columns * (1.0 if width > 0.6 * height else 0.6))))
-        rows = -(-number // columns)
-        if rng.random() < 0.3:
-            rows, columns = max(rows, 3), max(columns, 3)
-        cell = min(width / columns, height / rows)
-        if cell * 0.28 >= least:
-            cells = [(column, row) for row in range(rows) for column in range(columns)]
-            chosen = cells[:number] if rng.random() < 0.5 else rng.sample(cells, number)
-            share = rng.uniform(0.28, 0.44)
-            jitter = max(0.0, 0.47 - share) * rng.random()
-            spots = []
-            for column, row in chosen:
-                radius = max(least, cell * share * (rng.uniform(0.7, 1.0) if rng.random() < 0.5 else 1.0))
-                x = (column + 0.5) * width / columns + rng.uniform(-jitter, jitter) * width / columns
-                y = (row + 0.5) * height / rows + rng.uniform(-jitter, jitter) * height / rows
-                spots.append((x, y, radius))
-            return spots
+    return (_on_grid(rng, size, number, least) if rng.random() < 0.45 else None) or _strewn(rng, size, number, least)
+
+
+def _on_grid(rng: random.Random, size: Size, number: int, least: float) -> list[tuple[float, float, float]] | None:
+    """In rows and columns, more or less; None where the cells of the chosen grid are too small."""
+    width, height = size
+    columns = 3 if rng.random() < 0.5 and number > 2 else rng.randint(1, number)
+    columns = max(1, min(number, round(columns * (1.0 if width > 0.6 * height else 0.6))))
+    rows = -(-number // columns)
+    if rng.random() < 0.3:
+        rows, columns = max(rows, 3), max(columns, 3)
+    cell = min(width / columns, height / rows)
+    if cell * 0.28 < least:
+        return None
+    cells = [(column, row) for row in range(rows) for column in range(columns)]
+    chosen = cells[:number] if rng.random() < 0.5 else rng.sample(cells, number)
+    share = rng.uniform(0.28, 0.44)
+    jitter = max(0.0, 0.47 - share) * rng.random()
+    spots = []
+    for column, row in chosen:
+        radius = max(least, cell * share * (rng.uniform(0.7, 1.0) if rng.random() < 0.5 else 1.0))
+        x = (column + 0.5) * width / columns + rng.uniform(-jitter, jitter) * width / columns
+        y = (row + 0.5) * height / rows + rng.uniform(-jitter, jitter) * height / rows
+        spots.append((x, y, radius))
+    return spots
+
+
+def _strewn(rng: random.Random, size: Size, number: int, least: float) -> list[tuple[float, float, float]]:
+    """Anywhere, none touching; begun again, a little smaller, until all have found a place."""
+    width, height = size
     area = (width * height / number) ** 0.5
     largest = min(min(size) * 0.4, area * rng.uniform(0.22, 0.42))
     is_even = rng.random() < 0.4
-    placed: list[tuple[float, float, float]] = []
-    tries = 0
-    while len(placed) < number:
-        tries += 1
-        if tries % 25 == 0:
-            largest *= 0.87
-        radius = max(least, largest * (1.0 if is_even else rng.uniform(0.55, 1.0)))
-        x, y = rng.uniform(radius + 2, width - radius - 2), rng.uniform(radius + 2, height - radius - 2)
-        if tries > 400 or all((x - a) ** 2 + (y - b) ** 2 > (radius + r + 3) ** 2 for a, b, r in placed):
-            placed.append((x, y, radius))
-    return placed
+    while True:
+        placed: list[tuple[float, float, float]] = []
+        for _ in range(40 * number):
+            radius = max(least, largest * (1.0 if is_even else rng.uniform(0.55, 1.0)))
+            x, y = rng.uniform(radius + 2, width - radius - 2), rng.uniform(radius + 2, height - radius - 2)
+            if all((x - a) ** 2 + (y - b) ** 2 > (radius + r + 3) ** 2 for a, b, r in placed):
+                placed.append((x, y, radius))
+                if len(placed) == number:
+                    return placed
+        largest, least = largest * 0.85, least * (0.94 if largest <= least else 1.0)
 
 
 def _drawn(
