@@ -133,7 +133,12 @@ def default_output(model: str) -> Path:
 
 
 def commit() -> str:
-    """The commit that is measured, with `+` where files differ from it; `unknown` outside of a repository."""
+    """The commit that is measured, with `+` where files differ from it.
+
+    Where the tree is a copy without a repository, the variable GIT_COMMIT says it; else it is `unknown`.
+    """
+    if given := os.environ.get("GIT_COMMIT"):
+        return given
     ended = subprocess.run(["git", "describe", "--always", "--abbrev=12", "--dirty=+"], capture_output=True, text=True)
     return ended.stdout.strip() or "unknown" if ended.returncode == 0 else "unknown"
 
