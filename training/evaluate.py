@@ -52,7 +52,7 @@ class Asked:
 class Model:
     """The exported folder, loaded by transformers in float32."""
 
-    def __init__(self, folder: Path, device: str) -> None:
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         self.device = device
         network = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         self.network = network.eval().to(device)
