@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from server.bench_flags import add_bench_flags
 from server.flags import FlagParser, add_settings_flags, settings_from
 from server.matrix_configurations import add_matrix_flags
+from server.tune_flags import add_tune_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in (serve, plan, download):
         add_settings_flags(command)
     plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_tune_flags(plan)
     matrix = commands.add_parser("matrix", help="start every configuration of graphs and memory, and judge each")
     add_settings_flags(matrix)
     add_matrix_flags(matrix)
@@ -63,6 +65,12 @@ def run_serve(arguments: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 def run_plan(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     settings = settings_from(arguments, parser)
+    if arguments.tune:
+        from server.tune import run_tune
+
+        return run_tune(arguments, settings)
+    if arguments.sizes or arguments.save is not None:
+        parser.error("--sizes and --save belong to --tune")
 
     from runtime.client import EngineDeadError
     from runtime.process_client import ProcessEngineClient

@@ -32,8 +32,18 @@ def test_only_what_was_measured_on_a_gpu_has_a_row() -> None:
 def test_flags_and_variables_are_settings() -> None:
     own = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     own |= {f"--no-{flag[2:]}" for flag in own}
-    # Of `fovea bench` and of kubectl.
-    foreign = {"--url", "--image", "--concurrency", "--kustomize", "--previous"}
+    # Of `fovea bench`, of `fovea plan --tune`, and of kubectl.
+    foreign = {
+        "--tune",
+        "--sizes",
+        "--save",
+        "--config",
+        "--url",
+        "--image",
+        "--concurrency",
+        "--kustomize",
+        "--previous",
+    }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) <= own | foreign
     variables = {f"FOVEA_{name.upper()}" for name in Settings.model_fields}
     assert set(re.findall(r"\bFOVEA_\w+", TEXT)) <= variables
