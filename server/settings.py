@@ -124,6 +124,9 @@ class Settings(BaseSettings):
         "auto", description="the decoder's attention"
     )
     encoder_attention_backend: Literal["auto", "varlen", "sdpa"] = Field("auto", description="the encoder's attention")
+    few_rows_backend: Literal["auto", "triton", "torch"] = Field(
+        "auto", description="what multiplies in decode steps of at most 8 rows"
+    )
     compile: Literal["auto", "on", "off"] = Field("auto", description="compile the layers; auto: on CUDA only")
     load_format: Literal["auto", "random"] = Field("auto", description="random makes weights up, for measurements")
 

@@ -13,9 +13,17 @@ from typing import Any, Literal
 import torch
 
 from runtime.checkpoint import ModelConfig, TextConfig, VisionConfig
-from runtime.config import AttentionBackend, CompileMode, ConfigError, EncoderAttentionBackend, EngineConfig
+from runtime.config import (
+    AttentionBackend,
+    CompileMode,
+    ConfigError,
+    EncoderAttentionBackend,
+    EngineConfig,
+    FewRowsBackend,
+)
 from runtime.model.attention import CacheAttention, EncoderAttention, KVLayers
 from runtime.model.flashinfer_attention import HEAD_DIMS, AttentionLimits, FlashInferAttention
+from runtime.model.qwen2_5_vl_text import FewRows
 from runtime.model.sdpa import PagedSdpaAttention, SdpaEncoderAttention
 
 log = logging.getLogger(__name__)
@@ -35,6 +43,7 @@ class DeviceFacts:
     capability: tuple[int, int]
     num_multiprocessors: int
     has_flashinfer: bool
+    has_triton: bool = False
 
     @classmethod
     def of(cls, device: torch.device) -> "DeviceFacts":
@@ -47,6 +56,7 @@ class DeviceFacts:
             capability=(properties.major, properties.minor),
             num_multiprocessors=properties.multi_processor_count,
             has_flashinfer=importlib.util.find_spec("flashinfer") is not None,
+            has_triton=importlib.util.find_spec("triton") is not None,
         )
 
 
@@ -60,12 +70,21 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FewRowsChoice:
+    """What multiplies in the decoder's steps of few rows, and why. `torch`: the layers' own products."""
+
+    backend: Literal["triton", "torch"]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kernels:
     """Everything that was chosen for one engine."""
 
     facts: DeviceFacts
     attention: Choice
     encoder_attention: Choice
+    few_rows: FewRowsChoice
     is_compiled: bool
 
 
@@ -82,10 +101,12 @@ def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.de
         encoder_attention=choose_encoder_attention(
             config.encoder_attention_backend, facts=facts, dtype=dtype, vision=model.vision
         ),
+        few_rows=choose_few_rows(config.few_rows_backend, facts=facts, dtype=dtype),
         is_compiled=should_compile(config.compile, facts=facts),
     )
     for kind, choice in (("decoder", kernels.attention), ("encoder", kernels.encoder_attention)):
         log.info("attention", extra={"kind": kind, "backend": choice.backend, "reason": choice.reason})
+    log.info("few rows", extra={"backend": kernels.few_rows.backend, "reason": kernels.few_rows.reason})
     log.info("compile", extra={"compile": config.compile, "is_compiled": kernels.is_compiled})
     return kernels
 
@@ -140,6 +161,43 @@ def choose_encoder_attention(
     if wanted == "varlen":
         raise ConfigError(f"encoder_attention_backend is 'varlen': {obstacle}")
     return _sdpa(facts, obstacle)
+
+
+def choose_few_rows(wanted: FewRowsBackend, *, facts: DeviceFacts, dtype: torch.dtype) -> FewRowsChoice:
+    """What multiplies in the decoder's steps of few rows.
+
+    Raises:
+        ConfigError: what was asked for cannot run here; says why.
+    """
+    obstacle: str | None = None
+    if facts.device == "cpu":
+        obstacle = "the device is a CPU"
+    elif not facts.has_triton:
+        obstacle = "triton is not installed"
+    elif dtype not in HALF:
+        obstacle = f"the kernels serve half precision, not {_name(dtype)}"
+    elif facts.capability < AMPERE:
+        obstacle = f"the kernels want compute capability 8.0, this device has {_version(facts.capability)}"
+    if wanted == "torch":
+        return FewRowsChoice(backend="torch", reason="it was asked for")
+    if wanted == "triton":
+        if obstacle is not None:
+            raise ConfigError(f"few_rows_backend is 'triton': {obstacle}")
+        return FewRowsChoice(backend="triton", reason="it was asked for")
+    if obstacle is None and facts.capability != HOPPER:
+        obstacle = "the tiles were measured on compute capability 9.0 only"
+    if obstacle is not None:
+        return FewRowsChoice(backend="torch", reason=obstacle)
+    return FewRowsChoice(backend="triton", reason="products of up to 8 rows read weights faster than cuBLAS")
+
+
+def build_few_rows(choice: FewRowsChoice, *, facts: DeviceFacts) -> FewRows | None:
+    """The kernels; None where layers multiply for themselves. Triton is imported here, and nowhere before."""
+    if choice.backend == "torch":
+        return None
+    from runtime.model.few_rows import FewRowsLayers
+
+    return FewRowsLayers(waits=facts.capability >= HOPPER)
 
 
 def should_compile(mode: CompileMode, *, facts: DeviceFacts) -> bool:

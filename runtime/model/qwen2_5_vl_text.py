@@ -8,7 +8,7 @@ Legend: T tokens of a step, S rows to sample, D hidden, V vocabulary, H heads, K
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TypeAlias, Unpack
+from typing import Protocol, TypeAlias, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +31,32 @@ from runtime.model.layers import (
 )
 
 QueryKeyValue: TypeAlias = tuple[Tensor, Tensor, Tensor]  # [T, H, E], [T, K, E], [T, K, E]
+Before: TypeAlias = Callable[["DecoderLayer", Tensor, Tensor, Tensor], QueryKeyValue]
+After: TypeAlias = Callable[["DecoderLayer", Tensor, Tensor], Tensor]
 Between: TypeAlias = Callable[
     ["DecoderLayer", "DecoderLayer", Tensor, Tensor, Tensor, Tensor], tuple[Tensor, QueryKeyValue]
 ]
+
+
+class FewRows(Protocol):
+    """Kernels that stand in for the layers' own `before` and `after` in steps of at most `max_rows` rows."""
+
+    @property
+    def max_rows(self) -> int: ...
+
+    def before(self, layer: "DecoderLayer", hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> QueryKeyValue: ...
+
+    def after(self, layer: "DecoderLayer", hidden_TD: Tensor, attended_THE: Tensor) -> Tensor: ...
+
+    def between(
+        self,
+        layer: "DecoderLayer",
+        following: "DecoderLayer",
+        hidden_TD: Tensor,
+        attended_THE: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> tuple[Tensor, QueryKeyValue]: ...
 
 
 class TextDecoder(nn.Module):
@@ -59,10 +82,23 @@ class TextDecoder(nn.Module):
         self.register_buffer("frequency_axes", axes.to(device), persistent=False)
         self.register_buffer("inverse_frequencies", frequencies, persistent=False)
         self.between: Between = between
+        # None: the layers' own, whatever the number of rows.
+        self.few_rows: FewRows | None = None
 
     def compile_layers(self) -> None:
         """Runs what lies between two attentions through Inductor from now on: one function for every layer."""
         self.between = compiled(between)
+
+    def use_few_rows(self, few_rows: FewRows) -> None:
+        """Runs steps of few rows through `few_rows` from now on. Compiles and loads its kernels, by running each: a
+        step must not."""
+        first = self.layers[0]
+        for num_rows in range(1, few_rows.max_rows + 1):
+            hidden_TD = self.embedding_VD.new_zeros((num_rows, self.config.hidden_size))
+            cos, sin = rotary_tables(self.inverse_frequencies.new_zeros((num_rows, 1, self.config.head_dim // 2)))
+            q_THE, _, _ = few_rows.before(first, hidden_TD, cos, sin)
+            few_rows.after(first, hidden_TD, q_THE.contiguous())
+        self.few_rows = few_rows
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Rows [T, D] of tokens [T]."""
@@ -79,12 +115,17 @@ class TextDecoder(nn.Module):
         angles = positions_3T.t().float().index_select(1, self.frequency_axes) * self.inverse_frequencies
         cos, sin = rotary_tables(angles.unsqueeze(1))
         hidden_TD = embeds_TD
-        qkv = self.layers[0].before(hidden_TD, cos, sin)
+        before: Before = DecoderLayer.before
+        after: After = DecoderLayer.after
+        between = self.between
+        if self.few_rows is not None and len(embeds_TD) <= self.few_rows.max_rows:
+            before, between, after = self.few_rows.before, self.few_rows.between, self.few_rows.after
+        qkv = before(self.layers[0], hidden_TD, cos, sin)
         for layer, following in pairwise(self.layers):
             attended_THE = attention.forward(layer.index, *qkv)
-            hidden_TD, qkv = self.between(layer, following, hidden_TD, attended_THE, cos, sin)
+            hidden_TD, qkv = between(layer, following, hidden_TD, attended_THE, cos, sin)
         last = self.layers[-1]
-        return self.norm.forward(last.after(hidden_TD, attention.forward(last.index, *qkv)))
+        return self.norm.forward(after(last, hidden_TD, attention.forward(last.index, *qkv)))
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """Float32 [S, V] of rows that `forward` gave."""

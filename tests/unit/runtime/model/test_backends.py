@@ -14,11 +14,12 @@ from runtime.model.backends import (
     build_encoder_attention,
     choose_attention,
     choose_encoder_attention,
+    choose_few_rows,
     should_compile,
 )
 from runtime.model.sdpa import SdpaEncoderAttention
 
-HOPPER = DeviceFacts(device="cuda", capability=(9, 0), num_multiprocessors=132, has_flashinfer=True)
+HOPPER = DeviceFacts(device="cuda", capability=(9, 0), num_multiprocessors=132, has_flashinfer=True, has_triton=True)
 CPU = DeviceFacts.of(torch.device("cpu"))
 
 
@@ -93,3 +94,29 @@ def test_plain_twins_are_one_flag_away(published: tuple[TextConfig, VisionConfig
     assert should_compile("auto", facts=HOPPER)
     assert not should_compile("auto", facts=CPU)
     assert should_compile("on", facts=CPU)
+
+
+def test_few_rows_go_through_triton_where_its_tiles_were_measured() -> None:
+    assert choose_few_rows("auto", facts=HOPPER, dtype=torch.bfloat16).backend == "triton"
+    assert choose_few_rows("torch", facts=HOPPER, dtype=torch.bfloat16).backend == "torch"
+    ampere = replace(HOPPER, capability=(8, 0))
+    choice = choose_few_rows("auto", facts=ampere, dtype=torch.bfloat16)
+    assert (choice.backend, "measured" in choice.reason) == ("torch", True)
+    assert choose_few_rows("triton", facts=ampere, dtype=torch.bfloat16).backend == "triton"
+
+
+@pytest.mark.parametrize(
+    ("facts", "dtype", "why"),
+    [
+        (replace(HOPPER, has_triton=False), torch.bfloat16, "not installed"),
+        (HOPPER, torch.float32, "not float32"),
+        (replace(HOPPER, capability=(7, 5)), torch.float16, "7.5"),
+        (CPU, torch.bfloat16, "CPU"),
+    ],
+)
+def test_few_rows_stay_with_torch_and_the_reason_is_told(facts: DeviceFacts, dtype: torch.dtype, why: str) -> None:
+    choice = choose_few_rows("auto", facts=facts, dtype=dtype)
+    assert choice.backend == "torch"
+    assert why in choice.reason
+    with pytest.raises(ConfigError, match=r"few_rows_backend is 'triton': .*" + why):
+        choose_few_rows("triton", facts=facts, dtype=dtype)

@@ -1,0 +1,88 @@
+"""What lies between two attentions in steps of few rows, as four Triton kernels a layer. Its plain twin is the layers
+themselves (`DecoderLayer.before` and `after`); knows which tile each product takes.
+
+A step of one to eight rows is bound by reading the weights, which cuBLAS does at a third to three quarters of the
+memory's bandwidth, with a kernel of Inductor's before and after each product (docs/decisions.md).
+
+Import this module only where its kernels run, as `triton_linear`.
+
+Legend: T tokens of a step, D hidden, H heads, K KV heads, E head width.
+"""
+
+from torch import Tensor
+
+from runtime.model.qwen2_5_vl_text import DecoderLayer, QueryKeyValue
+from runtime.model.triton_linear import MAX_ROWS, Tile, residual_product, rotary_product, swiglu_product
+
+# By product: for one row, and for two to eight (docs/decisions.md).
+ONE_ROW = {
+    "rotary": Tile(block_outputs=2, block_inputs=2048, num_warps=4),
+    "swiglu": Tile(block_outputs=4, block_inputs=2048, num_warps=4),
+    "residual": Tile(block_outputs=4, block_inputs=2048, num_warps=4),
+}
+SOME_ROWS = {
+    "rotary": Tile(block_outputs=16, block_inputs=256, num_warps=4, num_stages=4, uses_dot=True),
+    "swiglu": Tile(block_outputs=32, block_inputs=128, num_warps=4, num_stages=4, uses_dot=True),
+    "residual": Tile(block_outputs=16, block_inputs=256, num_warps=4, num_stages=4, uses_dot=True),
+}
+
+
+class FewRowsLayers:
+    """The parts of decoder layers around attention, for at most `max_rows` rows of half precision.
+
+    `waits`: whether kernels start as dependents of those before them; for Hopper and later.
+    """
+
+    max_rows = MAX_ROWS
+
+    def __init__(self, *, waits: bool) -> None:
+        self._waits = waits
+
+    def before(self, layer: DecoderLayer, hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> QueryKeyValue:
+        """As `DecoderLayer.before`; the three lie in one tensor, so that one kernel can store keys and values."""
+        assert layer.qkv.bias is not None
+        qkv = rotary_product(
+            hidden_TD,
+            layer.qkv.weight,
+            layer.qkv.bias,
+            layer.input_norm.weight,
+            cos,
+            sin,
+            eps=layer.input_norm.eps,
+            num_rotated=layer.num_heads + layer.num_kv_heads,
+            tile=self._tile("rotary", hidden_TD),
+            waits=self._waits,
+        )
+        num_rotated = layer.num_heads + layer.num_kv_heads
+        return qkv[:, : layer.num_heads], qkv[:, layer.num_heads : num_rotated], qkv[:, num_rotated:]
+
+    def after(self, layer: DecoderLayer, hidden_TD: Tensor, attended_THE: Tensor) -> Tensor:
+        """As `DecoderLayer.after`."""
+        tile = self._tile("residual", hidden_TD)
+        attended_TD = attended_THE.reshape(len(hidden_TD), -1)
+        hidden_TD = residual_product(attended_TD, layer.out.weight, hidden_TD, tile=tile, waits=self._waits)
+        middle_TF = swiglu_product(
+            hidden_TD,
+            layer.mlp.gate_up.weight,
+            layer.post_norm.weight,
+            eps=layer.post_norm.eps,
+            tile=self._tile("swiglu", hidden_TD),
+            waits=self._waits,
+        )
+        return residual_product(middle_TF, layer.mlp.down.weight, hidden_TD, tile=tile, waits=self._waits)
+
+    def between(
+        self,
+        layer: DecoderLayer,
+        following: DecoderLayer,
+        hidden_TD: Tensor,
+        attended_THE: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> tuple[Tensor, QueryKeyValue]:
+        """From one layer's attention to the next one's."""
+        hidden_TD = self.after(layer, hidden_TD, attended_THE)
+        return hidden_TD, self.before(following, hidden_TD, cos, sin)
+
+    def _tile(self, product: str, hidden_TD: Tensor) -> Tile:
+        return (ONE_ROW if len(hidden_TD) == 1 else SOME_ROWS)[product]
