@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from runtime.checkpoint import ModelConfig, ProcessorConfig
+from runtime.request_budget import PROMPT_TOKEN_BYTES
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -16,6 +17,10 @@ GIB = 1 << 30
 # run eager unless --encoder-graph-budgets says otherwise: a graph for all that a checkpoint allows holds gigabytes.
 MAX_DEFAULT_BUDGET = 4096
 MIN_DEFAULT_BUDGET = 64
+
+# Default bound of what the requests in the engine hold on a CPU, unless one alone may hold more: 200 streams with
+# pictures of 122 kB on average need 24 MB.
+MIN_DEFAULT_REQUEST_MEMORY_BYTES = 32 * MIB
 
 DecoderGraphs = Literal["none", "decode", "full"]
 EncoderGraphPolicy = Literal["independent", "follow-decoder"]
@@ -75,6 +80,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_bytes: int | None = None
     kv_cache_memory_bytes: int | None = None
     memory_margin_bytes: int = 64 * MIB
+    # On a CPU: what the requests in the engine may hold together (`runtime.request_budget`).
+    request_memory_bytes: int | None = None
 
     # Graphs.
     enforce_eager: bool = False
@@ -113,6 +120,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "encoder_cache_tokens",
             "memory_bytes",
             "kv_cache_memory_bytes",
+            "request_memory_bytes",
         ):
             value = getattr(self, knob)
             if value is not None and value < 1:
@@ -134,6 +142,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache_tokens: int
     encoder_graph_budgets: tuple[int, ...]
     decoder_graph_sizes: tuple[int, ...]
+    request_memory_bytes: int
 
 
 def resolve_config(config: EngineConfig, model: ModelConfig, processor: ProcessorConfig) -> ResolvedConfig:
@@ -170,6 +179,18 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
             f"decoder_graph_sizes end at {decoder_sizes[-1]}, but max_num_seqs is {config.max_num_seqs}: "
             "no step would use them"
         )
+    largest_request_bytes = max_request_bytes(
+        max_model_len=max_model_len,
+        max_image_tokens=config.max_images_per_prompt * max_tokens_per_image,
+        token_area=token_area,
+    )
+    request_memory_bytes = config.request_memory_bytes or max(MIN_DEFAULT_REQUEST_MEMORY_BYTES, largest_request_bytes)
+    if request_memory_bytes < largest_request_bytes:
+        raise ConfigError(
+            f"request_memory_bytes is {request_memory_bytes}, but one request of max_model_len ({max_model_len}) with "
+            f"pictures holds up to {largest_request_bytes}: raise request_memory_bytes, or lower max_model_len, "
+            "max_pixels or the pictures of a request"
+        )
     return ResolvedConfig(
         engine=config,
         max_model_len=max_model_len,
@@ -179,7 +200,17 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
         encoder_cache_tokens=cache_tokens,
         encoder_graph_budgets=budgets,
         decoder_graph_sizes=decoder_sizes,
+        request_memory_bytes=request_memory_bytes,
     )
+
+
+def max_request_bytes(*, max_model_len: int, max_image_tokens: int, token_area: int) -> int:
+    """The most that one request can hold: as many pictures as fit its length (or are allowed), and its prompt.
+
+    Args:
+        token_area: pixels of one output token, which have three bytes each.
+    """
+    return 3 * token_area * min(max_model_len, max_image_tokens) + PROMPT_TOKEN_BYTES * max_model_len
 
 
 def default_encoder_budgets(min_tokens: int, max_tokens: int) -> tuple[int, ...]:

@@ -137,9 +137,9 @@ class CompletionExchange(Exchange[CompletionT]):
             )
             printer = dialect.printer(request, generation) if request.stream else None
             fold = None if request.stream else dialect.fold(request, generation)
-            # Pictures as text are many times what is kept of them: let go before the answer begins.
+            # Of pictures as text only the pixels are kept, for as long as the engine may want them.
             del request
-            hold.release()
+            hold.replace(sum(array.nbytes for array in generation.pixels))
             chunks = service.chunks(generation, admission)
             async with aclosing(chunks):
                 if printer is not None:

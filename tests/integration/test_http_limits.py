@@ -203,6 +203,21 @@ def test_bytes_are_given_back_before_the_answer(tiny_checkpoint: Path) -> None:
         wait_until(lambda: server.service.lifecycle.num_in_flight == 0)
 
 
+def test_pixels_in_work_are_bounded_with_the_bodies(tiny_checkpoint: Path) -> None:
+    """A file of few bytes may have many pixels, which the engine may want until the answer is complete."""
+    replay = Replay(token_ids=[50, 51], hang_after=1)
+    limits = {"max_in_flight_bytes": 64 * KIB, "max_pixels": 224 * 224}
+    with running_server(tiny_checkpoint, FakeEngineClient(replay=replay), **limits) as server:
+        body = chat([image_part(picture(140, 140))], stream=True)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as streaming:
+            streaming.sendall(raw_request(body))
+            assert streaming.recv(100).startswith(b"HTTP/1.1 200")
+            assert server.service.body_budget.num_bytes == 140 * 140 * 3
+            assert error_of(server.post(body), 429)["type"] == "rate_limit_error"
+        wait_until(lambda: server.service.lifecycle.num_in_flight == 0)
+        assert server.service.body_budget.num_bytes == 0
+
+
 @pytest.mark.parametrize("detail", ["low", "high", "auto", "original", None])
 def test_detail_is_a_budget_of_pixels_down_to_the_usage(tiny_checkpoint: Path, detail: str | None) -> None:
     """28 x 28 pixels are one token: `low` gets a quarter of the most."""
