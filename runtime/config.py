@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 
 from runtime.checkpoint import ModelConfig, ProcessorConfig
-from runtime.request_budget import PROMPT_TOKEN_BYTES
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -17,6 +16,11 @@ GIB = 1 << 30
 # run eager unless --encoder-graph-budgets says otherwise: a graph for all that a checkpoint allows holds gigabytes.
 MAX_DEFAULT_BUDGET = 4096
 MIN_DEFAULT_BUDGET = 64
+
+# Of one prompt token, from its arrival to its request's end: the number (32 bytes with CPython) in the request's list
+# and in the scheduler's (8 each), the executor's arrays of tokens (8) and of positions in three dimensions (24), and a
+# sixteenth of a block's hash (73).
+PROMPT_TOKEN_BYTES = 96
 
 # Default bound of what the requests in the engine hold on a CPU, unless one alone may hold more: 200 streams with
 # pictures of 122 kB on average need 24 MB.

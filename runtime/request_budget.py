@@ -9,12 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.config import PROMPT_TOKEN_BYTES
 from runtime.request import Request
-
-# Of one prompt token, from its arrival to its request's end: the number (32 bytes with CPython) in the request's list
-# and in the scheduler's (8 each), the executor's arrays of tokens (8) and of positions in three dimensions (24), and a
-# sixteenth of a block's hash (73).
-PROMPT_TOKEN_BYTES = 96
 
 
 def request_bytes(request: Request, pixels: Sequence[NDArray[np.uint8]]) -> int:

@@ -1,7 +1,8 @@
 import numpy as np
 
+from runtime.config import PROMPT_TOKEN_BYTES
 from runtime.request import Request, SamplingParams
-from runtime.request_budget import PROMPT_TOKEN_BYTES, RequestBudget, request_bytes
+from runtime.request_budget import RequestBudget, request_bytes
 
 
 def test_pixels_prompt_and_grammar_count() -> None:
