@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from server.schemas import MAX_MESSAGES, ChatMessage, Content, TextPart
+from server.schemas import MAX_MESSAGES, ChatMessage, Content, TextPart, bounded_parts
 from server.tool_schemas import MAX_ARGUMENTS_CHARS, MAX_TOOL_CALLS, CalledFunction, ToolCall
 from server.wire import WireModel, rejected
 
@@ -95,7 +95,7 @@ InputItem = Annotated[
 def _string_or_list(value: Any) -> Any:
     if not isinstance(value, str | list):
         raise rejected("'input' must be a string or an array of items.")
-    return value
+    return bounded_parts(value)
 
 
 # One message fewer than chat takes: the instructions come before them.

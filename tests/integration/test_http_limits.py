@@ -165,6 +165,37 @@ def test_head_that_does_not_end_is_left(tiny_checkpoint: Path, monkeypatch: pyte
         assert server.post(chat()).status_code == 200
 
 
+TOO_MANY_PARTS = [{"role": "user", "content": [{"type": "text", "text": ""}] * 1000}] * 400
+CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}] * 128
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"messages": TOO_MANY_PARTS}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": CALLS}] * 65}, "messages"),
+        ("/tokenize", {"messages": TOO_MANY_PARTS}, "messages"),
+        ("/v1/responses", {"input": TOO_MANY_PARTS}, "input"),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call_output", "call_id": "a", "output": ["x"] * 1000}] * 9},
+            "input",
+        ),
+    ],
+)  # fmt: skip
+def test_parts_and_calls_of_a_request_are_counted_before_they_are_looked_at(
+    server: RunningServer, path: str, fields: dict[str, Any], param: str
+) -> None:
+    error = error_of(server.post({"model": MODEL, **fields}, path), 400)
+    assert error["param"] == param
+    assert "content parts and tool calls together; at most 8192 are accepted." in error["message"]
+
+
+def test_as_many_parts_as_are_allowed_are_served(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": ""}] * 1024}] * 8
+    assert server.post({"model": MODEL, "messages": messages}).status_code == 200
+
+
 def test_body_that_does_not_come_is_408(tiny_checkpoint: Path) -> None:
     with running_server(tiny_checkpoint, body_timeout_seconds=0.2) as server:
         answer = exchange(server, raw_request(chat())[:-10])
