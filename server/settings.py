@@ -185,6 +185,7 @@ class Settings(BaseSettings):
     max_image_pixels: int = Field(64_000_000, ge=1, description="largest picture before it is reduced")
     image_workers: int | None = Field(None, ge=1, description="processes that decode pictures")
     body_timeout_seconds: float = Field(30, gt=0, description="longest pause while a request body comes")
+    write_timeout_seconds: float = Field(60, gt=0, description="longest pause while a client reads its answer")
     max_header_bytes: Bytes = Field(64 * KIB, ge=1024, description="largest head of a request; beyond it: 431")
     max_in_flight_bytes: Bytes = Field(
         512 * MIB, ge=1, description="bodies and pixels of all requests in work; beyond it: 429"
