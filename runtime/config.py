@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.checkpoint import ModelConfig, ProcessorConfig
+from runtime.checkpoint import CheckpointError, ModelConfig, ProcessorConfig
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -154,6 +154,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
 
     Raises:
         ConfigError: a knob contradicts the checkpoint or another knob.
+        CheckpointError: two of the checkpoint's files contradict each other.
     """
     max_model_len = config.max_model_len or min(model.text.max_position_embeddings, 32768)
     if max_model_len > model.text.max_position_embeddings:
@@ -162,6 +163,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
         )
     min_pixels = config.min_pixels or processor.min_pixels
     max_pixels = config.max_pixels or processor.max_pixels
+    _check_patches(model, processor)
     token_area = model.vision.pixels_per_token_side**2
     if max_pixels < token_area:
         raise ConfigError(f"max_pixels is {max_pixels}; one output token covers {token_area} pixels")
@@ -206,6 +208,23 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
         decoder_graph_sizes=decoder_sizes,
         request_memory_bytes=request_memory_bytes,
     )
+
+
+def _check_patches(model: ModelConfig, processor: ProcessorConfig) -> None:
+    """
+    Raises:
+        CheckpointError: the picture processor's file says other sizes than the model's.
+    """
+    vision = model.vision
+    for name, own, models in (
+        ("patch_size", processor.patch_size, vision.patch_size),
+        ("merge_size", processor.merge_size, vision.spatial_merge_size),
+        ("temporal_patch_size", processor.temporal_patch_size, vision.temporal_patch_size),
+    ):
+        if own is not None and own != models:
+            raise CheckpointError(
+                f"preprocessor_config.json: {name} is {own}, but the vision_config of config.json says {models}"
+            )
 
 
 def max_request_bytes(*, max_model_len: int, max_image_tokens: int, token_area: int) -> int:
