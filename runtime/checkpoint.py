@@ -73,12 +73,16 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessorConfig:
-    """What `preprocessor_config.json` says of pictures. Pixels are height x width after resizing."""
+    """What `preprocessor_config.json` says of pictures. Pixels are height x width after resizing. The sizes of patches
+    stand in the model's configuration, too; `None` where the file does not say them again."""
 
     min_pixels: int
     max_pixels: int
     image_mean: tuple[float, float, float]
     image_std: tuple[float, float, float]
+    patch_size: int | None = None
+    merge_size: int | None = None
+    temporal_patch_size: int | None = None
 
 
 def locate_model(model: str, revision: str | None = None) -> Path:
@@ -165,6 +169,7 @@ def read_model_config(directory: Path) -> ModelConfig:
     text = {**{k: v for k, v in raw.items() if not isinstance(v, dict)}, **raw.get("text_config", {})}
     for nested in ("rope_scaling", "rope_parameters"):
         text.setdefault(nested, raw.get(nested))
+    eos_token_ids = _eos_token_ids(directory, text)
     try:
         return ModelConfig(
             model_type="qwen2_5_vl",
@@ -173,7 +178,7 @@ def read_model_config(directory: Path) -> ModelConfig:
             image_token_id=raw["image_token_id"],
             vision_start_token_id=raw["vision_start_token_id"],
             vision_end_token_id=raw["vision_end_token_id"],
-            eos_token_ids=_eos_token_ids(directory, text),
+            eos_token_ids=eos_token_ids,
             dtype=_dtype(raw.get("dtype") or raw.get("torch_dtype") or text.get("dtype") or "float32"),
         )
     except KeyError as error:
@@ -189,7 +194,7 @@ def read_processor_config(directory: Path) -> ProcessorConfig:
     names, or `size.shortest_edge` and `longest_edge`), mean and deviation.
 
     Raises:
-        CheckpointError: both files are missing, or the limits are no limits.
+        CheckpointError: both files are missing, the limits are no limits, or a size is none; names file and field.
     """
     path = directory / "preprocessor_config.json"
     nested = directory / "processor_config.json"
@@ -206,7 +211,15 @@ def read_processor_config(directory: Path) -> ProcessorConfig:
     std = _triple(raw, "image_std", default=(0.26862954, 0.26130258, 0.27577711))
     if min(std) <= 0:
         raise CheckpointError(f"{path.name}: image_std {list(std)} must be positive")
-    return ProcessorConfig(min_pixels=min_pixels, max_pixels=max_pixels, image_mean=mean, image_std=std)
+    try:
+        sizes = {
+            name: _size(raw, name)
+            for name in ("patch_size", "merge_size", "temporal_patch_size")
+            if raw.get(name, None) is not None
+        }
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return ProcessorConfig(min_pixels=min_pixels, max_pixels=max_pixels, image_mean=mean, image_std=std, **sizes)
 
 
 def _text_config(raw: dict[str, Any], *, tied: bool) -> TextConfig:
@@ -277,10 +290,14 @@ def _eos_token_ids(directory: Path, text: dict[str, Any]) -> tuple[int, ...]:
     path = directory / "generation_config.json"
     value = read_json(path).get("eos_token_id") if path.exists() else None
     if value is None:
+        path = directory / "config.json"
         value = text.get("eos_token_id")
     if value is None:
         raise CheckpointError(f"neither generation_config.json nor config.json in {directory} names an eos_token_id")
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    token_ids = value if isinstance(value, list) else [value]
+    if not token_ids or not all(type(token_id) is int and token_id >= 0 for token_id in token_ids):
+        raise CheckpointError(f"{path}: eos_token_id is {value!r}; it must be one token id, or several")
+    return tuple(token_ids)
 
 
 def _dtype(name: str) -> Dtype:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.checkpoint import ModelConfig, ProcessorConfig
+from runtime.checkpoint import CheckpointError, ModelConfig, ProcessorConfig
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -16,6 +16,15 @@ GIB = 1 << 30
 # run eager unless --encoder-graph-budgets says otherwise: a graph for all that a checkpoint allows holds gigabytes.
 MAX_DEFAULT_BUDGET = 4096
 MIN_DEFAULT_BUDGET = 64
+
+# Of one prompt token, from its arrival to its request's end: the number (32 bytes with CPython) in the request's list
+# and in the scheduler's (8 each), the executor's arrays of tokens (8) and of positions in three dimensions (24), and a
+# sixteenth of a block's hash (73).
+PROMPT_TOKEN_BYTES = 96
+
+# Default bound of what the requests in the engine hold on a CPU, unless one alone may hold more: 200 streams with
+# pictures of 122 kB on average need 24 MB.
+MIN_DEFAULT_REQUEST_MEMORY_BYTES = 32 * MIB
 
 DecoderGraphs = Literal["none", "decode", "full"]
 EncoderGraphPolicy = Literal["independent", "follow-decoder"]
@@ -77,6 +86,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_bytes: int | None = None
     kv_cache_memory_bytes: int | None = None
     memory_margin_bytes: int = 64 * MIB
+    # On a CPU: what the requests in the engine may hold together (`runtime.request_budget`).
+    request_memory_bytes: int | None = None
 
     # Graphs.
     enforce_eager: bool = False
@@ -115,6 +126,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "encoder_cache_tokens",
             "memory_bytes",
             "kv_cache_memory_bytes",
+            "request_memory_bytes",
         ):
             value = getattr(self, knob)
             if value is not None and value < 1:
@@ -136,6 +148,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache_tokens: int
     encoder_graph_budgets: tuple[int, ...]
     decoder_graph_sizes: tuple[int, ...]
+    request_memory_bytes: int
 
 
 def resolve_config(config: EngineConfig, model: ModelConfig, processor: ProcessorConfig) -> ResolvedConfig:
@@ -143,6 +156,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
 
     Raises:
         ConfigError: a knob contradicts the checkpoint or another knob.
+        CheckpointError: two of the checkpoint's files contradict each other.
     """
     max_model_len = config.max_model_len or min(model.text.max_position_embeddings, 32768)
     if max_model_len > model.text.max_position_embeddings:
@@ -151,6 +165,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
         )
     min_pixels = config.min_pixels or processor.min_pixels
     max_pixels = config.max_pixels or processor.max_pixels
+    _check_patches(model, processor)
     token_area = model.vision.pixels_per_token_side**2
     if max_pixels < token_area:
         raise ConfigError(f"max_pixels is {max_pixels}; one output token covers {token_area} pixels")
@@ -172,6 +187,18 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
             f"decoder_graph_sizes end at {decoder_sizes[-1]}, but max_num_seqs is {config.max_num_seqs}: "
             "no step would use them"
         )
+    largest_request_bytes = max_request_bytes(
+        max_model_len=max_model_len,
+        max_image_tokens=config.max_images_per_prompt * max_tokens_per_image,
+        token_area=token_area,
+    )
+    request_memory_bytes = config.request_memory_bytes or max(MIN_DEFAULT_REQUEST_MEMORY_BYTES, largest_request_bytes)
+    if request_memory_bytes < largest_request_bytes:
+        raise ConfigError(
+            f"request_memory_bytes is {request_memory_bytes}, but one request of max_model_len ({max_model_len}) with "
+            f"pictures holds up to {largest_request_bytes}: raise request_memory_bytes, or lower max_model_len, "
+            "max_pixels or the pictures of a request"
+        )
     return ResolvedConfig(
         engine=config,
         max_model_len=max_model_len,
@@ -181,7 +208,34 @@ def resolve_config(config: EngineConfig, model: ModelConfig, processor: Processo
         encoder_cache_tokens=cache_tokens,
         encoder_graph_budgets=budgets,
         decoder_graph_sizes=decoder_sizes,
+        request_memory_bytes=request_memory_bytes,
     )
+
+
+def _check_patches(model: ModelConfig, processor: ProcessorConfig) -> None:
+    """
+    Raises:
+        CheckpointError: the picture processor's file says other sizes than the model's.
+    """
+    vision = model.vision
+    for name, own, models in (
+        ("patch_size", processor.patch_size, vision.patch_size),
+        ("merge_size", processor.merge_size, vision.spatial_merge_size),
+        ("temporal_patch_size", processor.temporal_patch_size, vision.temporal_patch_size),
+    ):
+        if own is not None and own != models:
+            raise CheckpointError(
+                f"preprocessor_config.json: {name} is {own}, but the vision_config of config.json says {models}"
+            )
+
+
+def max_request_bytes(*, max_model_len: int, max_image_tokens: int, token_area: int) -> int:
+    """The most that one request can hold: as many pictures as fit its length (or are allowed), and its prompt.
+
+    Args:
+        token_area: pixels of one output token, which have three bytes each.
+    """
+    return 3 * token_area * min(max_model_len, max_image_tokens) + PROMPT_TOKEN_BYTES * max_model_len
 
 
 def default_encoder_budgets(min_tokens: int, max_tokens: int) -> tuple[int, ...]:

@@ -85,6 +85,9 @@ class CudaHardware:
             granularity_bytes=granularity,
         )
 
+    def max_request_bytes(self, config: ResolvedConfig) -> int | None:
+        return None  # pixels and prompts wait in the host's memory
+
     def reserve_kv(self, config: EngineConfig, request: KVRequest) -> KVBacking:
         assert self._virtual_memory is not None, "kv_backing is torch"
         span = MappedSpan(self._virtual_memory, max(self.device.total_bytes, request.cache_bytes or 0))

@@ -27,6 +27,7 @@ from runtime.config import EngineConfig
 from runtime.device_errors import raise_if_device_lost
 from runtime.log import configure_logging
 from runtime.messages import (
+    Aborted,
     AbortRequest,
     AddRequest,
     FromEngine,
@@ -119,6 +120,7 @@ class EngineLoop:
                 self._add(request, pixels)
             case AbortRequest(request_id=request_id):
                 self._engine.abort(request_id)
+                self._send(Aborted(request_id))
             case Shutdown():
                 self._is_stopping = True
 

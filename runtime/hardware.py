@@ -35,6 +35,10 @@ class Hardware(Site, Protocol):
         """What the KV cache must be, and in what steps it grows."""
         ...
 
+    def max_request_bytes(self, config: ResolvedConfig) -> int | None:
+        """What the requests in the engine may hold of this device's memory; `None`: they hold none of it."""
+        ...
+
     def reserve_kv(self, config: EngineConfig, request: KVRequest) -> KVBacking:
         """Addresses for all that the plan can give, with memory behind the few blocks that capture needs."""
         ...
@@ -74,6 +78,9 @@ class CpuHardware:
             cache_bytes=engine.kv_cache_memory_bytes,
             max_num_blocks=MAX_DEFAULT_KV_TOKENS // layout.block_size if is_default else None,
         )
+
+    def max_request_bytes(self, config: ResolvedConfig) -> int | None:
+        return config.request_memory_bytes
 
     def reserve_kv(self, config: EngineConfig, request: KVRequest) -> KVBacking:
         capacity_bytes = request.cache_bytes or self.device.requested_bytes(config)

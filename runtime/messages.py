@@ -74,8 +74,14 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
+class Aborted(msgspec.Struct, frozen=True, tag=True):
+    """The answer to each `AbortRequest`: the engine holds nothing of this request any more."""
+
+    request_id: str
+
+
 ToEngine: TypeAlias = AddRequest | AbortRequest | Shutdown
-FromEngine: TypeAlias = Ready | StartFailed | Outputs | Heartbeat
+FromEngine: TypeAlias = Ready | StartFailed | Outputs | Heartbeat | Aborted
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -26,6 +26,7 @@ from runtime.encoder_engine import EncoderEngine
 from runtime.processing.image_processor import image_hash, resize
 from runtime.processing.prompt import PromptBuilder
 from runtime.request import FinishReason, ImageInput, PlaceholderRange, Request, SamplingParams, TokenLogprobs
+from runtime.request_budget import RequestBudget, request_bytes
 from runtime.startup import build
 from runtime.stats import EngineInfo, EngineStats
 
@@ -151,7 +152,8 @@ class OfflineEngine:
         """Answers to all requests, in their order.
 
         Args:
-            concurrency: requests in the engine at a time; by default as many as `max_num_seqs`.
+            concurrency: requests in the engine at a time; by default as many as `max_num_seqs`. Fewer while their
+                pictures hold all that the memory plan has for them.
 
         Raises:
             ValueError: the number of images is not the number of image tokens.
@@ -159,22 +161,34 @@ class OfflineEngine:
         limit = concurrency or self._resolved.engine.max_num_seqs
         answers: list[Answer] = []
         running: dict[str, _Running] = {}
+        budget = RequestBudget(self.info.max_request_bytes)
         with ThreadPoolExecutor(NUM_IMAGE_THREADS, thread_name_prefix="images") as pool:
             waiting = _ahead(pool, self._prepare, requests, limit + NUM_IMAGE_THREADS)
+            prepared: _Prepared | None = None
             is_exhausted = False
             while running or not is_exhausted:
                 while len(running) < limit and not is_exhausted:
-                    prepared = next(waiting, None)
+                    prepared = prepared or next(waiting, None)
                     if prepared is None:
                         is_exhausted = True
+                        break
+                    request_id = prepared.request.request_id
+                    if not budget.take(request_id, request_bytes(prepared.request, prepared.pixels)):
                         break
                     answer = Answer(num_prompt_tokens=len(prepared.request.prompt_token_ids), start=time.perf_counter())
                     answers.append(answer)
                     if self._add(prepared, answer):
                         one = _Running(answer=answer, abort_after_tokens=prepared.abort_after_tokens)
-                        running[prepared.request.request_id] = one
+                        running[request_id] = one
+                    else:
+                        budget.release(request_id)
+                    prepared = None
+                before = list(running)
                 self._abort_those_that_leave(running)
                 self._step(running)
+                for request_id in before:
+                    if request_id not in running:
+                        budget.release(request_id)
         return answers
 
     def encode(self, images: Sequence[Picture]) -> list[Tensor]:

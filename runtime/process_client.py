@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from runtime.client import EngineDeadError, EngineState
 from runtime.config import EngineConfig
 from runtime.log import LogFormat
 from runtime.messages import (
+    Aborted,
     AbortRequest,
     AddRequest,
     FromEngine,
@@ -40,6 +42,7 @@ from runtime.messages import (
     encode,
 )
 from runtime.request import Request, RequestOutput
+from runtime.request_budget import RequestBudget, request_bytes
 from runtime.stats import EngineInfo, EngineStats
 
 log = logging.getLogger(__name__)
@@ -119,6 +122,9 @@ class ProcessEngineClient:
         self._stats = EngineStats()
         self._heartbeat_at = time.monotonic()
         self._queues: dict[str, OutputQueue] = {}
+        self._budget = RequestBudget()
+        # Requests that wait for room in the budget, in order.
+        self._held_back: deque[asyncio.Event] = deque()
         self._process: asyncio.subprocess.Process | None = None
         self._directory: Path | None = None
         self._context: zmq.asyncio.Context | None = None
@@ -140,7 +146,10 @@ class ProcessEngineClient:
 
     @property
     def stats(self) -> EngineStats:
-        return self._stats
+        """Those that wait for room in the engine wait for the engine, as those do that wait in it."""
+        if not self._held_back:
+            return self._stats
+        return msgspec.structs.replace(self._stats, num_waiting=self._stats.num_waiting + len(self._held_back))
 
     @property
     def pid(self) -> int | None:
@@ -173,7 +182,8 @@ class ProcessEngineClient:
     async def generate(
         self, request: Request, pixels: Sequence[NDArray[np.uint8]]
     ) -> AsyncGenerator[RequestOutput, None]:
-        """See `EngineClient.generate`. The arrays are not copied: they must not change until the first output.
+        """See `EngineClient.generate`. The arrays are not copied: they must not change until the first output. While
+        the requests in the engine hold all that its memory plan has for them, a new one waits here.
 
         Raises:
             EngineDeadError: the engine is not ready, or dies before the last output.
@@ -186,7 +196,12 @@ class ProcessEngineClient:
         queue = self._queues[request.request_id] = OutputQueue()
         is_in_engine = False
         try:
-            self._send(AddRequest(request), pixels)
+            await self._take_room(request.request_id, request_bytes(request, pixels))
+            try:
+                self._send(AddRequest(request), pixels)
+            except ValueError:
+                self._release(request.request_id)
+                raise
             is_in_engine = True
             while is_in_engine:
                 for output in await queue.take():
@@ -195,7 +210,36 @@ class ProcessEngineClient:
         finally:
             del self._queues[request.request_id]
             if is_in_engine and self._state == "ready":
+                self._budget.abort(request.request_id)
                 self._send(AbortRequest(request.request_id))
+
+    async def _take_room(self, request_id: str, num_bytes: int) -> None:
+        """Waits its turn until the engine has room for the request.
+
+        Raises:
+            EngineDeadError: the engine died meanwhile.
+        """
+        if not self._held_back and self._budget.take(request_id, num_bytes):
+            return
+        turn = asyncio.Event()
+        self._held_back.append(turn)
+        try:
+            while self._held_back[0] is not turn or not self._budget.take(request_id, num_bytes):
+                turn.clear()
+                await turn.wait()
+                if self._state != "ready":
+                    raise EngineDeadError(self._death or "the engine was shut down")
+        finally:
+            self._held_back.remove(turn)
+            self._wake_next()
+
+    def _release(self, request_id: str) -> None:
+        self._budget.release(request_id)
+        self._wake_next()
+
+    def _wake_next(self) -> None:
+        if self._held_back:
+            self._held_back[0].set()
 
     async def wait_dead(self) -> str:
         await self._has_died.wait()
@@ -260,14 +304,20 @@ class ProcessEngineClient:
             case Outputs(outputs=outputs):
                 queues = self._queues
                 for output in outputs:
+                    if output.finish_reason is not None:
+                        self._release(output.request_id)
                     # Those of a request whose generator was closed have no queue any more.
                     queue = queues.get(output.request_id)
                     if queue is not None:
                         queue.put(output)
+            case Aborted(request_id=request_id):
+                self._budget.release_aborted(request_id)
+                self._wake_next()
             case Heartbeat(stats=stats):
                 self._stats = stats
             case Ready(info=info):
                 self._info = info
+                self._budget.max_bytes = info.max_request_bytes
                 if self._state == "starting":
                     self._state = "ready"
                 self._start_is_settled.set()
@@ -294,6 +344,8 @@ class ProcessEngineClient:
         self._start_is_settled.set()
         for queue in self._queues.values():
             queue.fail(reason)
+        for turn in self._held_back:
+            turn.set()
 
     async def _close(self, *, is_graceful: bool) -> None:
         self._is_closing = True

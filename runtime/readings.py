@@ -16,7 +16,7 @@ import torch
 from runtime.assembly import EncoderParts, Parts
 from runtime.config import MIB, ResolvedConfig
 from runtime.executor.cuda_device import CudaDevice
-from runtime.executor.device import Device
+from runtime.executor.device import Device, trim_heap
 from runtime.executor.kv_cache import KVCache
 from runtime.executor.memory import MeasuredRows
 from runtime.executor.profile import run_worst_step
@@ -52,6 +52,10 @@ class Readings(Protocol):
 
     def used_bytes(self) -> int:
         """What the process uses now, with the KV cache at its full planned size whether touched or not."""
+        ...
+
+    def give_back(self) -> bool:
+        """Lets an allocator give back what is free and merely kept; says whether there is such a way."""
         ...
 
 
@@ -110,6 +114,9 @@ class CpuReadings:
 
     def used_bytes(self) -> int:
         return self._without_kv() + (self._kv.num_bytes if self._kv else 0)
+
+    def give_back(self) -> bool:
+        return trim_heap()
 
     def _without_kv(self) -> int:
         return self._device.used_bytes() - (self._kv.resident_bytes() if self._kv else 0)
@@ -176,6 +183,9 @@ class CudaReadings:
         if self._kv is None:
             return self._device.used_bytes()
         return self._device.used_bytes() - self._kv.resident_bytes() + self._kv.num_bytes
+
+    def give_back(self) -> bool:
+        return False  # its allocator gives back before it takes more, see `keep_transient`
 
 
 def _exact_bytes(parts: EncoderParts) -> tuple[int, int, int, int]:

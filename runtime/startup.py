@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,7 @@ from runtime.model.backends import Kernels, build_encoder_attention, build_few_r
 from runtime.model.loader import LoadedModel, load_model
 from runtime.probe import GraphProbe
 from runtime.processing.grammar_compiler import GrammarCompiler
+from runtime.readings import Readings
 from runtime.scheduler.scheduler import Scheduler
 from runtime.stats import EngineInfo, GraphFamilyInfo, MemoryLedger
 
@@ -81,7 +83,8 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
     with phases("capture_decoder"):
         parts.capture_decoder()
     with phases("plan"):
-        rows = readings.rows(parts)
+        max_request_bytes = hardware.max_request_bytes(resolved)
+        rows = replace(readings.rows(parts), requests=max_request_bytes or 0)
         probe = GraphProbe(parts.graph_infos())
         if config.kv_backing == "torch":
             rows = probe.release(parts, hardware.device, rows)
@@ -110,14 +113,14 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
         ledger = plan.ledger(used_bytes=readings.used_bytes())
     _log_ready(plan, ledger, phases)
     infos = probe.graph_infos(parts.graph_infos(), config.reserve_graph_memory)
-    info = _info(config, resolved, hardware, kernels, ledger, infos, phases)
+    info = _info(config, resolved, hardware, kernels, ledger, infos, phases, max_request_bytes=max_request_bytes)
     return Engine(
         scheduler,
         parts.runner,
         info,
         encoder=parts.encoder,
         graphs=(parts.encoder.graphs, parts.decoder_graphs),
-        read_unplanned_bytes=lambda: plan.unplanned_bytes(readings.used_bytes()),
+        read_unplanned_bytes=partial(read_unplanned_bytes, plan, readings),
         grammars=grammars,
     )
 
@@ -162,8 +165,16 @@ def build_encoder_engine(config: EngineConfig, *, open_hardware: OpenHardware | 
         parts.encoder,
         parts.store,
         _info(config, resolved, hardware, kernels, ledger, infos, phases),
-        read_unplanned_bytes=lambda: plan.unplanned_bytes(readings.used_bytes()),
+        read_unplanned_bytes=partial(read_unplanned_bytes, plan, readings),
     )
+
+
+def read_unplanned_bytes(plan: MemoryPlan, readings: Readings) -> int:
+    """What is in use beyond the plan now. What an allocator merely keeps is given back before it would count."""
+    unplanned_bytes = plan.unplanned_bytes(readings.used_bytes())
+    if unplanned_bytes > 0 and readings.give_back():
+        unplanned_bytes = plan.unplanned_bytes(readings.used_bytes())
+    return unplanned_bytes
 
 
 class Phases:
@@ -296,6 +307,8 @@ def _info(
     ledger: MemoryLedger,
     graphs: tuple[GraphFamilyInfo, ...],
     phases: Phases,
+    *,
+    max_request_bytes: int | None = None,
 ) -> EngineInfo:
     return EngineInfo(
         model=config.model,
@@ -308,4 +321,5 @@ def _info(
         memory=ledger,
         graphs=graphs,
         startup_phase_seconds=phases.seconds,
+        max_request_bytes=max_request_bytes,
     )

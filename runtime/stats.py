@@ -23,6 +23,7 @@ MEMORY_COMPONENTS: tuple[str, ...] = (
     "attention_workspace",
     "static_buffers",
     "embedding_store",
+    "requests",
     "transient",
     "encoder_graphs",
     "decoder_graphs",
@@ -106,6 +107,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryLedger
     graphs: tuple[GraphFamilyInfo, ...]
     startup_phase_seconds: dict[str, float]
+    # What its requests may hold together of the planned memory (`runtime.request_budget`); None: none of it.
+    max_request_bytes: int | None = None
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

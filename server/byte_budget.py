@@ -1,4 +1,4 @@
-"""A bound on the bytes of all requests in work together. Counts only: what the bytes are is not known here."""
+"""A bound on the bytes of all requests in work together: their bodies, then their pixels. Counts only."""
 
 from types import TracebackType
 
@@ -18,7 +18,7 @@ class ByteBudget:
 
 
 class Hold:
-    """One request's share. Given back at the end of the `with` block, or before by `release`."""
+    """One request's share. Given back at the end of the `with` block, or before by `release`; changed by `replace`."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
@@ -43,6 +43,15 @@ class Hold:
             raise ServerBusyError(budget.max_bytes)
         budget.num_bytes += num_bytes
         self._num_bytes += num_bytes
+
+    def replace(self, num_bytes: int) -> None:
+        """Holds so many instead: what was held before is gone by now.
+
+        Raises:
+            ServerBusyError: the budget does not hold so many.
+        """
+        self.release()
+        self.add(num_bytes)
 
     def release(self) -> None:
         self._budget.num_bytes -= self._num_bytes

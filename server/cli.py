@@ -72,17 +72,21 @@ def run_plan(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     if arguments.sizes or arguments.save is not None:
         parser.error("--sizes and --save belong to --tune")
 
+    from runtime.checkpoint import CheckpointError, locate_model
     from runtime.client import EngineDeadError
     from runtime.process_client import ProcessEngineClient
     from server.log import configure_logging
     from server.plan import engine_info, plan_json, plan_tables
+    from server.sampling import SamplingDefaults
 
     log_format = configure_logging("warning", settings.log_format)
     client = ProcessEngineClient(settings.engine_config(), log_format=log_format)
     print(f"starting an engine to measure {settings.model} ...", file=sys.stderr, flush=True)
     try:
+        # What the server would read besides: a model that is planned can be served.
+        SamplingDefaults.from_checkpoint(locate_model(settings.model, settings.revision))
         info = asyncio.run(engine_info(client))
-    except EngineDeadError as error:
+    except (CheckpointError, EngineDeadError) as error:
         print(f"fovea plan: {error}", file=sys.stderr)
         return 1
     print(plan_json(info) if arguments.json else plan_tables(info))

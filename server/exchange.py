@@ -25,8 +25,9 @@ from server.completion import Chunk
 from server.dialects import AnswerFold, Dialect, StreamPrinter
 from server.errors import ApiError
 from server.lifecycle import FAREWELL_SECONDS, Lifecycle, RequestEndedError, RequestLife
+from server.protocol import STALLED
 from server.schemas import CompletionFields
-from server.security import check_content_type, parse_json, read_body
+from server.security import check_content_type, num_values, parse_json, read_body
 from server.service import Service
 from server.sse import HEADERS, error_event
 
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 _STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS]
 # Parsing what is longer delays others more than a hop to a thread and back delays this one.
 MAX_INLINE_BODY_BYTES = 1 << 20
+MAX_INLINE_VALUES = 10_000
 
 WireT = TypeVar("WireT", bound=BaseModel)
 CompletionT = TypeVar("CompletionT", bound=CompletionFields)
@@ -66,7 +68,7 @@ class Exchange(Response, Generic[WireT]):
             return
         except RequestEndedError as ended:
             self._metrics.aborted[ended.reason].inc()
-            if ended.reason == "disconnect":
+            if ended.reason in ("disconnect", "stalled"):
                 return
             timeout_seconds = self._settings.request_timeout_seconds
             error = errors.RequestTimeoutError(timeout_seconds) if ended.reason == "timeout" else errors.draining()
@@ -106,9 +108,9 @@ class Exchange(Response, Generic[WireT]):
                 hold=hold,
             )
             # From here on nothing is to be received but the news that the client has left.
-            watcher = asyncio.create_task(_watch(receive, life))
+            watcher = asyncio.create_task(_watch(scope, receive, life))
             try:
-                if len(body) <= MAX_INLINE_BODY_BYTES:
+                if len(body) <= MAX_INLINE_BODY_BYTES and num_values(body) <= MAX_INLINE_VALUES:
                     request = validated(self._request_type, body)
                 else:
                     request = await asyncio.to_thread(validated, self._request_type, body)
@@ -137,9 +139,9 @@ class CompletionExchange(Exchange[CompletionT]):
             )
             printer = dialect.printer(request, generation) if request.stream else None
             fold = None if request.stream else dialect.fold(request, generation)
-            # Pictures as text are many times what is kept of them: let go before the answer begins.
+            # Of pictures as text only the pixels are kept, for as long as the engine may want them.
             del request
-            hold.release()
+            hold.replace(sum(array.nbytes for array in generation.pixels))
             chunks = service.chunks(generation, admission)
             async with aclosing(chunks):
                 if printer is not None:
@@ -204,11 +206,11 @@ def validated(request_type: type[WireT], body: bytes) -> WireT:
         raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
 
 
-async def _watch(receive: Receive, life: RequestLife) -> None:
-    """Ends the request when the client leaves."""
+async def _watch(scope: Scope, receive: Receive, life: RequestLife) -> None:
+    """Ends the request when the client leaves, or does not read."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    life.end("disconnect")
+    life.end("stalled" if scope["state"].get(STALLED) else "disconnect")
 
 
 async def _send_body(send: Send, body: bytes, *, is_last: bool = False) -> None:

@@ -40,6 +40,7 @@ COMPUTED_DEFAULTS = {
     "max_model_len": "the model's, at most 32768",
     "min_pixels": "the model's",
     "max_pixels": "the model's",
+    "request_memory_bytes": "what the largest request may bring, at least 32MiB",
     "memory_bytes": "a quarter of the machine's or container's, at most 4GiB",
     "image_workers": "1, or 2 where there are more than 2 cores",
 }

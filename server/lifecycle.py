@@ -7,8 +7,8 @@ from typing import Literal
 
 ServicePhase = Literal["starting", "ready", "draining", "dead"]
 PHASES: tuple[ServicePhase, ...] = ("starting", "ready", "draining", "dead")
-AbortReason = Literal["disconnect", "timeout", "drain", "engine_dead"]
-ABORT_REASONS: tuple[AbortReason, ...] = ("disconnect", "timeout", "drain", "engine_dead")
+AbortReason = Literal["disconnect", "stalled", "timeout", "drain", "engine_dead"]
+ABORT_REASONS: tuple[AbortReason, ...] = ("disconnect", "stalled", "timeout", "drain", "engine_dead")
 
 # What is cut off at the end of a drain still writes its last event.
 FAREWELL_SECONDS = 2.0

@@ -8,9 +8,9 @@ class ListenError(Exception):
     """The address cannot be listened on; the message is for the operator."""
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
+def listen(host: str, port: int, *, knob: str = "--port") -> list[socket.socket]:
     """Listening sockets, one for each address that `host` stands for (`localhost`: IPv4 and IPv6); all on one port,
-    which `port` 0 leaves to the system.
+    which `port` 0 leaves to the system. `knob` is the flag that names the port, for messages.
 
     Raises:
         ListenError: the port is taken or forbidden, or the host has no address here; nothing stays open.
@@ -18,6 +18,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:  # the latter of names that can be none
+        raise ListenError(f"--host {host!r} cannot be resolved: {_reason(error)}") from error
+    try:
         for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
             try:
                 listeners.append(socket.create_server((address[0], port, *address[2:]), family=family))
@@ -33,9 +36,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
         for listener in listeners:
             listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise ListenError(f"port {port} is in use on {host}; choose another with --port") from error
-        raise ListenError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
+            raise ListenError(f"port {port} is in use on {host}; choose another with {knob}") from error
+        raise ListenError(f"cannot listen on {host}, port {port}: {_reason(error)}") from error
     return listeners
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def base_url(host: str, port: int) -> str:

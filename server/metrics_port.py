@@ -15,7 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from server.listener import listen
 from server.service import Service
+from server.settings import Settings
 
 
 class BesideServer(uvicorn.Server):
@@ -31,7 +33,7 @@ async def metrics_listener(service: Service) -> AsyncGenerator[None, None]:
     """Listens while the block runs, if the settings name a port. `service.metrics_port` is then the real one.
 
     Raises:
-        OSError: the port is taken.
+        ListenError: the port is taken, and nobody opened `service.metrics_sockets` before.
     """
     settings = service.settings
     if settings.metrics_port is None:
@@ -46,13 +48,25 @@ async def metrics_listener(service: Service) -> AsyncGenerator[None, None]:
         http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
         proxy_headers=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.create_server((settings.host, settings.metrics_port), family=family) as listener:
-        service.metrics_port = listener.getsockname()[1]
-        server = BesideServer(config)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield
-        finally:
-            server.should_exit = True
-            await task
+    listeners = service.metrics_sockets or listen_for_metrics(settings)
+    service.metrics_port = listeners[0].getsockname()[1]
+    server = BesideServer(config)
+    task = asyncio.create_task(server.serve(sockets=listeners))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+        for listener in listeners:
+            listener.close()
+
+
+def listen_for_metrics(settings: Settings) -> list[socket.socket]:
+    """Sockets on the metrics' own port; none without one.
+
+    Raises:
+        ListenError: the port is taken or forbidden.
+    """
+    if settings.metrics_port is None:
+        return []
+    return listen(settings.host, settings.metrics_port, knob="--metrics-port")

@@ -154,6 +154,16 @@ SCHEMAS: dict[str, Any] = {
             "total_tokens": COUNT,
         }
     ),
+    "ResponseCall": document(
+        {
+            "id": STRING,
+            "type": {"const": "function_call"},
+            "status": RESPONSE_STATUS,
+            "call_id": STRING,
+            "name": STRING,
+            "arguments": STRING,
+        }
+    ),
     "ResponseMessage": document(
         {
             "id": STRING,
@@ -182,7 +192,10 @@ SCHEMAS: dict[str, Any] = {
             "status": RESPONSE_STATUS,
             "error": {"type": "null"},
             "incomplete_details": nullable(document({"reason": {"const": "max_output_tokens"}})),
-            "output": array(reference("ResponseMessage")),
+            "output": array({"anyOf": [reference("ResponseMessage"), reference("ResponseCall")]}),
+            "tools": array(document({"type": {"const": "function"}, "name": STRING, "strict": {"type": "boolean"}})),
+            "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, document({"type": STRING})]},
+            "parallel_tool_calls": {"type": "boolean"},
             "usage": reference("ResponseUsage"),
             "instructions": nullable(STRING),
             "max_output_tokens": nullable(INTEGER),

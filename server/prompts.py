@@ -41,17 +41,21 @@ MAX_COMPOSED_CHARS = 4
 class PromptField:
     """Where in a request its messages stand, so that an error can name the place.
 
-    `num_before`: messages that were put in front of the field's own. `image_suffix`: from a part to its URL.
-    `format_name`: the field that says in which format to answer.
+    `num_before`: messages that were put in front of the field's own. `places`: index in the field of each of its own
+    messages, where that is not their number. `image_suffix`: from a part to its URL. `format_name`: the field that says
+    in which format to answer.
     """
 
     name: str
     num_before: int = 0
+    places: tuple[int, ...] = ()
     image_suffix: str = ".image_url.url"
     format_name: str = "response_format"
 
     def image(self, message: int, part: int) -> str:
-        return f"{self.name}[{message - self.num_before}].content[{part}]{self.image_suffix}"
+        index = message - self.num_before
+        place = self.places[index] if self.places else index
+        return f"{self.name}[{place}].content[{part}]{self.image_suffix}"
 
 
 MESSAGES = PromptField(name="messages")

@@ -1,7 +1,7 @@
 """A response object of /v1/responses, whole and as events. Knows OpenAI's JSON; the chunks are those of a completion.
 
-Events are in OpenAI's order and numbered from 0: created, in_progress, output_item.added, content_part.added,
-output_text.delta ..., output_text.done, content_part.done, output_item.done, completed (or incomplete).
+Events are in OpenAI's order and numbered from 0: created, in_progress, those of the items one after the other
+(`response_items`), completed (or incomplete).
 """
 
 import time
@@ -11,6 +11,8 @@ import msgspec
 
 from server.chat import Generation
 from server.completion import Chunk, LogprobEntry, Usage
+from server.response_items import CallItem, Event, MessageItem
+from server.response_tools import choice_wire
 from server.responses import ResponsesRequest
 
 _encode = msgspec.json.Encoder().encode
@@ -33,13 +35,15 @@ def usage_wire(usage: Usage) -> dict[str, Any]:
 
 
 class ResponseObject:
-    """One response as it grows: text, log-probabilities and how it ended."""
+    """One response as it grows: its items, and how it ended."""
 
     def __init__(self, request: ResponsesRequest, generation: Generation) -> None:
-        self.message_id = "msg_" + generation.completion_id.removeprefix("resp_")
+        self._hex_id = generation.completion_id.removeprefix("resp_")
         self._usage = generation.usage
-        self._texts: list[str] = []
+        self._items: list[MessageItem | CallItem] = []
+        # What the tokens before a text told, while none of it can be shown.
         self._logprobs: list[LogprobEntry] = []
+        self._may_call = generation.answer.may_call
         self._finish_reason: str | None = None
         sampling = generation.requests[0].sampling
         self._fixed = {
@@ -54,13 +58,13 @@ class ResponseObject:
             "top_logprobs": request.top_logprobs or 0,
             "metadata": request.metadata or {},
             "background": False,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "text": {"format": request.text_format.wire()},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": choice_wire(request.tool_choice),
+            "tools": [tool.wire() for tool in request.tools or ()],
             "truncation": "disabled",
         }
 
@@ -68,38 +72,34 @@ class ResponseObject:
     def is_complete(self) -> bool:
         return self._finish_reason != "length"
 
-    @property
-    def logprobs(self) -> list[LogprobEntry]:
-        return self._logprobs
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    def add(self, chunk: Chunk) -> None:
-        self._texts.append(chunk.text)
+    def add(self, chunk: Chunk) -> list[Event]:
+        """Takes a chunk; the events that tell what it adds."""
+        events: list[Event] = []
         self._logprobs += chunk.logprobs or []
-        self._finish_reason = chunk.finish_reason or self._finish_reason
-
-    def part(self, *, is_empty: bool = False) -> dict[str, Any]:
-        """The one part of the message's content."""
-        return {
-            "type": "output_text",
-            "text": "" if is_empty else self.text,
-            "annotations": [],
-            "logprobs": [] if is_empty else self._logprobs,
-        }
-
-    def message(self, *, is_empty: bool = False) -> dict[str, Any]:
-        """The one item of the output."""
-        ended = "completed" if self.is_complete else "incomplete"
-        return {
-            "id": self.message_id,
-            "type": "message",
-            "role": "assistant",
-            "status": "in_progress" if is_empty else ended,
-            "content": [] if is_empty else [self.part()],
-        }
+        # A call's tokens tell nothing of a text.
+        if chunk.text or (chunk.logprobs and not self._may_call):
+            message = self._open_message(events)
+            events += message.add(chunk.text, self._logprobs)
+            self._logprobs = []
+        for call in chunk.calls:
+            if call.name is not None:
+                self._close(events)
+                assert call.id is not None, "a call begins with its id"
+                opened = CallItem(f"fc_{self._hex_id}_{len(self._items)}", len(self._items), call.id, call.name)
+                self._items.append(opened)
+                events += opened.opening()
+            last = self._items[-1]
+            assert isinstance(last, CallItem), "a call comes in one piece"
+            if call.arguments:
+                events += last.add(call.arguments)
+        if chunk.calls:
+            self._logprobs = []
+        if chunk.finish_reason is not None:
+            self._finish_reason = chunk.finish_reason
+            if not self._items:
+                self._open_message(events)
+            self._close(events)
+        return events
 
     def wire(self, *, is_empty: bool = False) -> dict[str, Any]:
         """The object: at its end, or as it begins."""
@@ -111,9 +111,26 @@ class ResponseObject:
             "completed_at": None if is_empty or is_cut else int(time.time()),
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": [] if is_empty else [self.message()],
+            "output": [] if is_empty else [item.wire() for item in self._items],
             "usage": None if is_empty else usage_wire(self._usage),
         }
+
+    def _open_message(self, events: list[Event]) -> MessageItem:
+        """The message that is written now, or a new one behind the calls."""
+        last = self._items[-1] if self._items else None
+        if isinstance(last, MessageItem):
+            return last
+        self._close(events)
+        number = len(self._items)
+        message = MessageItem(f"msg_{self._hex_id}" + (f"_{number}" if number else ""), number)
+        self._items.append(message)
+        events += message.opening()
+        return message
+
+    def _close(self, events: list[Event]) -> None:
+        """Ends the item that is written now; only the last one of an answer can be cut off."""
+        if self._items:
+            events += self._items[-1].closing("completed" if self.is_complete else "incomplete")
 
 
 class ResponseFold:
@@ -134,33 +151,16 @@ class ResponsePrinter:
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response
-        self._place = {"item_id": response.message_id, "output_index": 0, "content_index": 0}
         self._sequence_number = 0
 
     def start(self) -> bytes:
         beginning = self._response.wire(is_empty=True)
-        return (
-            self._event("response.created", response=beginning)
-            + self._event("response.in_progress", response=beginning)
-            + self._event("response.output_item.added", output_index=0, item=self._response.message(is_empty=True))
-            + self._event("response.content_part.added", **self._place, part=self._response.part(is_empty=True))
+        return self._event("response.created", response=beginning) + self._event(
+            "response.in_progress", response=beginning
         )
 
     def chunk(self, chunk: Chunk) -> bytes:
-        self._response.add(chunk)
-        events = b""
-        if chunk.text or chunk.logprobs:
-            events = self._event(
-                "response.output_text.delta", **self._place, delta=chunk.text, logprobs=chunk.logprobs or []
-            )
-        if chunk.finish_reason is not None:
-            response = self._response
-            events += self._event(
-                "response.output_text.done", **self._place, text=response.text, logprobs=response.logprobs
-            )
-            events += self._event("response.content_part.done", **self._place, part=response.part())
-            events += self._event("response.output_item.done", output_index=0, item=response.message())
-        return events
+        return b"".join(self._event(kind, **fields) for kind, fields in self._response.add(chunk))
 
     def end(self) -> bytes:
         kind = "response.completed" if self._response.is_complete else "response.incomplete"

@@ -3,55 +3,21 @@
 Stateless: `store` is ignored, and what refers to something stored is an error. Knows the wire; no model, no picture.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from server.prompts import PromptField
-from server.schemas import (
-    MAX_MESSAGES,
-    MAX_TOP_LOGPROBS,
-    ChatCompletionRequest,
-    ChatMessage,
-    CompletionFields,
-)
-from server.tool_schemas import Name
+from server.response_input import Conversation, Input, conversation
+from server.response_tools import ResponseTool, ResponseToolChoice, chat_choice, check_tools
+from server.schemas import MAX_TOP_LOGPROBS, ChatCompletionRequest, ChatMessage, CompletionFields
+from server.tool_schemas import MAX_TOOLS, Name
 from server.wire import WireModel, rejected
 
 SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 
 # The one value of `include` that asks for something an answer of ours has; the others ask for nothing here.
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
-
-
-def _message_item(item: Any) -> Any:
-    """Lets messages through, refuses the other kinds of items by name."""
-    if not isinstance(item, dict):
-        raise rejected("An input item must be an object.")
-    kind = item.get("type", "message")
-    if kind == "item_reference":
-        raise rejected("Nothing is stored here: send the item itself instead of a reference.", at="type")
-    if kind != "message":
-        raise rejected("Of the input items only 'message' is supported.", at="type")
-    return item
-
-
-def _without_reasoning(value: Any) -> Any:
-    """Clients send back what other models answered, their reasoning included; no model here has a use for it."""
-    if isinstance(value, list):
-        return [item for item in value if not (isinstance(item, dict) and item.get("type") == "reasoning")]
-    if not isinstance(value, str):
-        raise rejected("'input' must be a string or an array of items.")
-    return value
-
-
-InputItem = Annotated[ChatMessage, BeforeValidator(_message_item)]
-Input = Annotated[
-    Annotated[str, Tag("<string>")]
-    | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), Tag("<list>")],
-    Discriminator(lambda value: "<string>" if isinstance(value, str) else "<list>"),
-    BeforeValidator(_without_reasoning),
-]
 
 
 class TextFormat(WireModel):
@@ -107,14 +73,15 @@ class ResponsesRequest(CompletionFields):
     cache_salt: str | None = Field(None, max_length=256)
 
     text: TextConfig | None = None
+    tools: list[ResponseTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: ResponseToolChoice = None
+    parallel_tool_calls: bool | None = None
 
     # Known, and honoured only where that is doing nothing.
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
     prompt: Any = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
 
     @model_validator(mode="after")
     def _check_whole(self) -> "ResponsesRequest":
@@ -123,10 +90,8 @@ class ResponsesRequest(CompletionFields):
                 raise rejected(f"Nothing is stored here, so that '{stored}' is not supported.", at=stored)
         if self.background:
             raise rejected("'background' is not supported: responses are answered at once.", at="background")
-        if self.tools and self.tool_choice != "none":
-            raise rejected("Tools are not supported here.", at="tools")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise rejected("Of 'tool_choice' only 'none' and 'auto' are supported here.", at="tool_choice")
+        check_tools(self.tools or [], self.tool_choice)
+        self._conversation()
         return self
 
     @property
@@ -135,9 +100,9 @@ class ResponsesRequest(CompletionFields):
 
     @property
     def messages(self) -> list[ChatMessage]:
-        own = [text_message("user", self.input)] if isinstance(self.input, str) else self.input
+        own = self._conversation().messages
         # Instructions are OpenAI's system message that comes before all others.
-        return [text_message("system", self.instructions), *own] if self.instructions else own
+        return [text_message("system", self.instructions), *own] if self.instructions else list(own)
 
     @property
     def text_format(self) -> TextFormat:
@@ -145,11 +110,16 @@ class ResponsesRequest(CompletionFields):
 
     @property
     def field(self) -> PromptField:
-        num_before = 1 if self.instructions else 0
-        return PromptField(name="input", num_before=num_before, image_suffix=".image_url", format_name="text.format")
+        return PromptField(
+            name="input",
+            num_before=1 if self.instructions else 0,
+            places=self._conversation().places,
+            image_suffix=".image_url",
+            format_name="text.format",
+        )
 
     def chat(self) -> ChatCompletionRequest:
-        """The same request as a chat completion."""
+        """The same request as a chat completion. Everything in it was checked here."""
         shared = ("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "ignore_eos", "cache_salt")
         return ChatCompletionRequest.model_validate(
             {
@@ -159,9 +129,16 @@ class ResponsesRequest(CompletionFields):
                 "logprobs": self.has_logprobs,
                 "top_logprobs": self.top_logprobs if self.has_logprobs else None,
                 "response_format": self.text_format.response_format(),
+                "tools": None if self.tools is None else [tool.chat().model_dump() for tool in self.tools],
+                "parallel_tool_calls": self.parallel_tool_calls,
                 **{name: getattr(self, name) for name in shared},
             }
-        )
+        ).model_copy(update={"tool_choice": chat_choice(self.tool_choice)})
+
+    def _conversation(self) -> Conversation:
+        if isinstance(self.input, str):
+            return Conversation((text_message("user", self.input),), (0,))
+        return conversation(self.input)
 
 
 def text_message(role: str, text: str) -> ChatMessage:

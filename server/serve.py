@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import socket
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from server.allocator import give_back_large_buffers
 from server.app import create_app
 from server.lifecycle import Lifecycle
 from server.listener import ListenError, base_url, listen
+from server.metrics_port import listen_for_metrics
 from server.protocol import bounded_protocol
 from server.service import Service
 from server.settings import Settings
@@ -72,16 +74,21 @@ class DrainingServer(uvicorn.Server):
 
 def serve(client: EngineClient, settings: Settings) -> int:
     """Serves until a signal or the engine's death. Returns the exit code of the process: 0 after a drain, else 1.
-    A port that cannot be had is told on standard error before the engine is started."""
+    Ports that cannot be had are told on standard error before the engine is started."""
+    listeners: list[socket.socket] = []
     try:
         listeners = listen(settings.host, settings.port)
+        metrics_listeners = listen_for_metrics(settings)
     except ListenError as error:
+        for listener in listeners:
+            listener.close()
         print(f"fovea serve: {error}", file=sys.stderr)
         return 1
     give_back_large_buffers()
     app = create_app(client, settings)
     service = app.state.service
     assert isinstance(service, Service)
+    service.metrics_sockets = metrics_listeners
     config = uvicorn_config(app, settings)
     server = DrainingServer(config, service.lifecycle, settings.drain_timeout_seconds)
     service.url = base_url(settings.host, listeners[0].getsockname()[1])
@@ -101,7 +108,7 @@ def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=bounded_protocol(settings.max_header_bytes, app.state.service.metrics),
+        http=bounded_protocol(settings, app.state.service.metrics),
         ws="none",
         lifespan="on",
         log_config=None,

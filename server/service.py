@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import socket
 import time
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -48,6 +49,7 @@ class Service:
         self.api_keys = ApiKeys(settings.all_api_keys())
         self.url: str | None = None  # where it is served, once that is known
         self.metrics_port: int | None = settings.metrics_port
+        self.metrics_sockets: list[socket.socket] = []  # opened before the application starts, or by it
         self.body_budget = ByteBudget(settings.max_in_flight_bytes)
         self._watcher: asyncio.Task[None] | None = None
         self._prompts: PromptPreparer | None = None

@@ -152,6 +152,9 @@ class Settings(BaseSettings):
     memory_bytes: Bytes | None = Field(None, description="memory to plan with on a CPU, as 4GiB")
     kv_cache_memory_bytes: Bytes | None = Field(None, description="size of the KV cache, set outright")
     memory_margin_bytes: Bytes = Field(64 * MIB, description="memory left alone")
+    request_memory_bytes: Bytes | None = Field(
+        None, description="on a CPU: pixels and prompts of the requests in the engine; others wait before it"
+    )
 
     # Graphs.
     enforce_eager: bool = Field(False, description="capture no graphs at all")
@@ -185,8 +188,11 @@ class Settings(BaseSettings):
     max_image_pixels: int = Field(64_000_000, ge=1, description="largest picture before it is reduced")
     image_workers: int | None = Field(None, ge=1, description="processes that decode pictures")
     body_timeout_seconds: float = Field(30, gt=0, description="longest pause while a request body comes")
+    write_timeout_seconds: float = Field(60, gt=0, description="longest pause while a client reads its answer")
     max_header_bytes: Bytes = Field(64 * KIB, ge=1024, description="largest head of a request; beyond it: 431")
-    max_in_flight_bytes: Bytes = Field(512 * MIB, ge=1, description="bodies of all requests in work; beyond it: 429")
+    max_in_flight_bytes: Bytes = Field(
+        512 * MIB, ge=1, description="bodies and pixels of all requests in work; beyond it: 429"
+    )
     max_images_per_turn: int | None = Field(None, ge=1, description="most pictures in one message")
     max_request_pixels: int = Field(256_000_000, ge=1, description="all pictures of a request before they are reduced")
     root_path: RootPath = Field("", description="path under which a proxy shows the server, as /fovea")

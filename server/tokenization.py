@@ -7,7 +7,7 @@ import msgspec
 from pydantic import Field, model_validator
 
 from server.chat import ModelSide
-from server.schemas import MAX_MESSAGES, ChatMessage
+from server.schemas import Messages
 from server.wire import WireModel, rejected
 
 MAX_TOKENS = 1 << 20
@@ -18,7 +18,7 @@ class TokenizeRequest(WireModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1, max_length=MAX_MESSAGES)
+    messages: Messages | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")

@@ -32,7 +32,8 @@ class Function(WireModel):
         return self
 
 
-def _function_tool(tool: Any) -> Any:
+def function_tool(tool: Any) -> Any:
+    """Refuses the other kinds of tools by name."""
     if isinstance(tool, dict) and isinstance(tool.get("type"), str) and tool["type"] != "function":
         raise rejected("Of the types of tools only 'function' is supported.", at="type")
     return tool
@@ -43,7 +44,7 @@ class FunctionTool(WireModel):
     function: Function
 
 
-Tool = Annotated[FunctionTool, BeforeValidator(_function_tool)]
+Tool = Annotated[FunctionTool, BeforeValidator(function_tool)]
 
 
 class FunctionName(WireModel):
@@ -65,7 +66,8 @@ class AllowedToolsChoice(WireModel):
     allowed_tools: AllowedTools
 
 
-def _choice_tag(value: Any) -> str:
+def choice_tag(value: Any) -> str:
+    """Which kind of choice it is, for a discriminator."""
     if value is None:
         return "<null>"
     if isinstance(value, str):
@@ -79,13 +81,13 @@ ToolChoice = Annotated[
     | Annotated[NamedTool, Tag("<named>")]
     | Annotated[AllowedToolsChoice, Tag("<allowed>")]
     | Annotated[None, Tag("<null>")],
-    Discriminator(_choice_tag),
+    Discriminator(choice_tag),
 ]
 FunctionChoice = Annotated[
     Annotated[Literal["none", "auto"], Tag("<word>")]
     | Annotated[FunctionName, Tag("<named>")]
     | Annotated[None, Tag("<null>")],
-    Discriminator(_choice_tag),
+    Discriminator(choice_tag),
 ]
 
 

@@ -45,6 +45,10 @@ class RunningServer:
             self._loop = runner.get_loop()
             runner.run(self._server.serve(sockets=[self._listener]))
 
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.server_state.connections)
+
     def start(self, phase: str | None = "ready") -> None:
         self._thread.start()
         wait_until(lambda: self._server.started)

@@ -3,6 +3,7 @@
 `CpuDevice` reads the kernel's account of this process. A CUDA device stands beside it in the same shape.
 """
 
+import ctypes
 import gc
 import logging
 import mmap
@@ -150,6 +151,17 @@ def agreeing_peak(read: Callable[[], int]) -> int:
             return max(peaks)
     log.warning("readings of the peak do not agree; the plan takes the largest", extra={"peak_bytes": peaks})
     return max(peaks)
+
+
+def trim_heap() -> bool:
+    """Lets the C library give its free pages back to the system, of the heaps of all threads (malloc_trim(3)). It
+    keeps them otherwise: what came over a socket is freed within a heap whose top is in use. Returns whether the
+    library knows how."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return False
+    trim(0)
+    return True
 
 
 def allowed_bytes(root: Path = Path("/")) -> int:

@@ -25,6 +25,7 @@ class MeasuredRows:
     attention_workspace: int = 0
     static_buffers: int = 0
     embedding_store: int = 0
+    requests: int = 0
     transient: int = 0
     encoder_graphs: int = 0
     decoder_graphs: int = 0

@@ -69,8 +69,12 @@ class ToolCallParser:
         return self._take()
 
     def finish(self) -> Reading:
-        """Takes the end: gives what was held back. The beginning of a call that never came to its arguments is text."""
-        if self._state == self._read_header:
+        """Takes the end: gives what was held back. The beginning of a call that never came to its arguments is text,
+        unless there were calls before it: then only another one could come, and was cut off."""
+        if self.num_calls and not self._has_text:
+            rest = self._pending if self._state == self._read_text else ""
+            self._add_text(rest[: len(rest) - _overlap(rest, CALL_OPEN)].rstrip())
+        elif self._state == self._read_header:
             self._add_text(CALL_OPEN + self._pending)
         elif self._state == self._read_other:
             self._add_text("".join((CALL_OPEN, *self._body, self._pending)))

@@ -9,6 +9,7 @@ const LABELS = {
   attention_workspace: "Attention workspace",
   static_buffers: "Static buffers",
   embedding_store: "Picture embeddings",
+  requests: "Requests",
   transient: "Transient peak",
   encoder_graphs: "Encoder graphs",
   decoder_graphs: "Decoder graphs",

@@ -1,5 +1,6 @@
-"""Clients that others wrote, against the real server and engine: text, picture, stream, an error before the answer and
-one in the middle of it. `make test-clients` installs them, each in its own environment, and runs this.
+"""Clients that others wrote, against the real server and engine: text, picture, stream, a call of a function and what
+follows its result, an error before the answer and one in the middle of it; in the words of chat completions and, where
+a client has them, of responses. `make test-clients` installs them, each in its own environment, and runs this.
 
 A client is a program (in `python/` or `node/`) that does the task and prints what it got.
 """
@@ -28,15 +29,26 @@ FLAGS = (
 QUESTION = "What is in the picture?"
 MAX_TOKENS = 16
 NOT_A_PICTURE = data_url(b"hello")
+# The only call that the grammar allows has one of two colours; the model has random weights.
+FUNCTION = {
+    "name": "paint",
+    "description": "Paints it.",
+    "parameters": {
+        "type": "object",
+        "properties": {"colour": {"type": "string", "enum": ["red", "green"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    },
+}
 
 # Program, and the names under which it reports.
 PROGRAMS = {
-    "openai_python.py": ("openai", ("openai", "openai .stream()", "openai async")),
-    "langchain_openai_client.py": ("openai", ("langchain",)),
-    "litellm_client.py": ("openai", ("litellm openai", "litellm hosted_vllm")),
-    "llama_index_client.py": ("llama-index", ("llama-index",)),
-    "openai_node.mjs": ("node", ("openai-node", "openai-node .stream()")),
-    "ai_sdk.mjs": ("node", ("ai-sdk openai", "ai-sdk openai-compatible")),
+    "openai_python.py": ("openai", ("openai", "openai .stream()", "openai async", "openai responses")),
+    "langchain_openai_client.py": ("openai", ("langchain", "langchain responses")),
+    "litellm_client.py": ("openai", ("litellm openai", "litellm hosted_vllm", "litellm responses")),
+    "llama_index_client.py": ("llama-index", ("llama-index", "llama-index responses")),
+    "openai_node.mjs": ("node", ("openai-node", "openai-node .stream()", "openai-node responses")),
+    "ai_sdk.mjs": ("node", ("ai-sdk openai", "ai-sdk openai-compatible", "ai-sdk openai responses")),
 }
 CLIENTS = [(program, client) for program, (_, clients) in PROGRAMS.items() for client in clients]
 
@@ -68,6 +80,8 @@ def reports_of(fovea: Fovea) -> Callable[[str], Reports]:
         "max_tokens": MAX_TOKENS,
         "bad_messages": chat([{"type": "image_url", "image_url": {"url": NOT_A_PICTURE}}])["messages"],
         "broken_seed": RAISE_LATER,
+        "function": FUNCTION,
+        "max_call_tokens": 200,
     }
     # Some of them look for updates or prices at their start, and none may need to.
     environment = {
@@ -121,6 +135,19 @@ def test_client_gets_text_picture_and_stream(
     assert got.get("finish_reason", "length") in ("length", "stop")
     assert got.get("models", [MODEL]) == [MODEL]
     assert got.get("choices", [expected["text"]] * 3) == [expected["text"]] * 3
+    assert got.get("responses", expected["text"]) == expected["text"]
+
+
+@pytest.mark.parametrize(("program", "client"), CLIENTS)
+def test_client_calls_a_function(reports_of: Callable[[str], Reports], program: str, client: str) -> None:
+    got = report(reports_of, program, client)
+    calls = [got[kind] for kind in (("tool_stream",) if ".stream()" in client else ("tool", "tool_stream"))]
+    for name, arguments in calls:
+        assert name == FUNCTION["name"]
+        assert arguments.keys() == {"colour"}
+        assert arguments["colour"] in ("red", "green")
+    assert calls[0] == calls[-1]
+    assert got.get("after_tool", "said") not in (None, "")
 
 
 @pytest.mark.parametrize(("program", "client"), CLIENTS)
@@ -149,8 +176,6 @@ def test_client_tells_what_was_wrong(reports_of: Callable[[str], Reports], progr
 def test_client_notices_an_answer_that_breaks_off(
     reports_of: Callable[[str], Reports], program: str, client: str
 ) -> None:
-    if client == "openai async":
-        client = "openai"
     assert "error while processing your request" in report(reports_of, program, client)["broken"]
 
 

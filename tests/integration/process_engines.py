@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +17,7 @@ from runtime.config import ConfigError, EngineConfig
 from runtime.device_errors import EngineFatalError
 from runtime.engine import Engine
 from runtime.request import Request
+from runtime.request_budget import request_bytes
 from runtime.scheduler.admission import SchedulerLimits
 from runtime.scheduler.output import SampledToken, SchedulerOutput, StepResult
 from runtime.scheduler.scheduler import Scheduler
@@ -91,6 +93,34 @@ def inventing(config: EngineConfig) -> Engine:
     )
     scheduler = Scheduler(limits, eos_token_ids=[], num_blocks=4096, block_size=4, encoder_cache_tokens=64)
     return Engine(scheduler, InventingRunner(), engine_info())
+
+
+class RefusingRunner(InventingRunner):
+    """Refuses a request with which those that are here would hold more than was agreed."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__()
+        self._max_bytes = max_bytes
+        self._held: dict[str, int] = {}
+
+    def add(self, request: Request, pixels: Sequence[NDArray[np.uint8]]) -> None:
+        num_bytes = sum(self._held.values()) + request_bytes(request, pixels)
+        if num_bytes > self._max_bytes:
+            raise ValueError(f"{num_bytes} bytes of requests, agreed were {self._max_bytes}")
+        super().add(request, pixels)
+        self._held[request.request_id] = request_bytes(request, pixels)
+
+    def remove(self, request_id: str) -> None:
+        super().remove(request_id)
+        self._held.pop(request_id, None)
+
+
+def bounded(config: EngineConfig) -> Engine:
+    """Keeps its clients to `config.request_memory_bytes`."""
+    engine = inventing(config)
+    assert config.request_memory_bytes is not None
+    info = msgspec.structs.replace(engine.info, max_request_bytes=config.request_memory_bytes)
+    return Engine(engine._scheduler, RefusingRunner(config.request_memory_bytes), info)
 
 
 def misconfigured(config: EngineConfig) -> NoReturn:

@@ -1,12 +1,14 @@
 """Loading, health, clients that leave, the engine's death, the drain: with real sockets, signals and exit codes."""
 
 import contextlib
+import http.client
 import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import httpx
 import pytest
 
 from server.bench_startup import free_port
+from server.lifecycle import ABORT_REASONS
 from tests.fake_engine import FakeEngineClient, Replay
 from tests.http_server import RunningServer, chat, events, http_client, raw_request, running_server, wait_until
 
@@ -115,6 +118,79 @@ def test_client_that_does_not_read_is_cut_off_at_the_deadline(tiny_checkpoint: P
             assert b'"code":"timeout"' in received
         engine.replay = Replay()
         assert server.post(chat()).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_that_stops_reading_is_cut_off(tiny_checkpoint: Path, stream: bool) -> None:
+    """An answer of megabytes, of which nothing is read: neither it nor its connection stays."""
+    engine = FakeEngineClient(replay=Replay(token_ids=[50] * 4000), max_model_len=200_000)
+    with running_server(tiny_checkpoint, engine, write_timeout_seconds=0.3) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(20)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(raw_request(chat(stream=stream, logprobs=True, top_logprobs=20)))
+        if stream:
+            wait_until(lambda: server.metric("fovea_requests_aborted_total", reason="stalled") == 1)
+            assert len(engine.aborted) == 1
+        else:
+            # The answer is written whole before it can be seen that nobody reads it.
+            wait_until(lambda: server.metric("fovea_request_success_total", finish_reason="stop") == 1)
+        wait_until(lambda: server.service.lifecycle.num_in_flight == 0)
+        wait_until(lambda: server.num_connections == 0)
+        assert server.metric("fovea_requests_aborted_total", reason="disconnect") == 0
+        with pytest.raises(ConnectionResetError):
+            read_until(connection, b"never comes")
+        engine.replay = Replay()
+        assert server.post(chat()).status_code == 200
+
+
+def test_client_that_reads_slowly_gets_its_answer(tiny_checkpoint: Path) -> None:
+    """It takes several times the longest pause, but there is no such pause."""
+    engine = FakeEngineClient(replay=Replay(token_ids=[50] * 20_000), max_model_len=200_000)
+    with running_server(tiny_checkpoint, engine, write_timeout_seconds=1) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(20)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(raw_request(chat(stream=True)))
+        received = bytearray()
+        for _ in range(30):
+            time.sleep(0.1)
+            received += connection.recv(64 * 1024)
+        while not received.endswith(b"0\r\n\r\n"):
+            block = connection.recv(1 << 20)
+            assert block
+            received += block
+        assert b"data: [DONE]" in received
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+def test_client_that_ends_its_sending_gets_its_answer(tiny_checkpoint: Path, stream: bool, pause: float) -> None:
+    """A pause between tokens lets the end of the sending come long before the end of the answer."""
+    engine = FakeEngineClient(replay=Replay(token_ids=[50] * 20, delay_seconds=pause))
+    with running_server(tiny_checkpoint, engine) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(raw_request(chat(stream=stream)))
+            connection.shutdown(socket.SHUT_WR)
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            assert answer.status == 200
+            body = answer.read()
+            assert (b"data: [DONE]" in body) if stream else json.loads(body)["choices"]
+            # And the server closes, too.
+            assert connection.recv(1) == b""
+        wait_until(lambda: server.num_connections == 0)
+        assert engine.aborted == []
+        assert sum(server.metric("fovea_requests_aborted_total", reason=reason) for reason in ABORT_REASONS) == 0
+
+
+def test_client_that_ends_its_sending_within_a_request_is_gone(tiny_checkpoint: Path) -> None:
+    with running_server(tiny_checkpoint) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(raw_request(chat())[:-5])
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(100) == b""
+        wait_until(lambda: server.metric("fovea_requests_aborted_total", reason="disconnect") == 1)
 
 
 def assert_aborted(server: RunningServer, num_choices: int) -> None:

@@ -165,6 +165,37 @@ def test_head_that_does_not_end_is_left(tiny_checkpoint: Path, monkeypatch: pyte
         assert server.post(chat()).status_code == 200
 
 
+TOO_MANY_PARTS = [{"role": "user", "content": [{"type": "text", "text": ""}] * 1000}] * 400
+CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}] * 128
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"messages": TOO_MANY_PARTS}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": CALLS}] * 65}, "messages"),
+        ("/tokenize", {"messages": TOO_MANY_PARTS}, "messages"),
+        ("/v1/responses", {"input": TOO_MANY_PARTS}, "input"),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call_output", "call_id": "a", "output": ["x"] * 1000}] * 9},
+            "input",
+        ),
+    ],
+)  # fmt: skip
+def test_parts_and_calls_of_a_request_are_counted_before_they_are_looked_at(
+    server: RunningServer, path: str, fields: dict[str, Any], param: str
+) -> None:
+    error = error_of(server.post({"model": MODEL, **fields}, path), 400)
+    assert error["param"] == param
+    assert "content parts and tool calls together; at most 8192 are accepted." in error["message"]
+
+
+def test_as_many_parts_as_are_allowed_are_served(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": ""}] * 1024}] * 8
+    assert server.post({"model": MODEL, "messages": messages}).status_code == 200
+
+
 def test_body_that_does_not_come_is_408(tiny_checkpoint: Path) -> None:
     with running_server(tiny_checkpoint, body_timeout_seconds=0.2) as server:
         answer = exchange(server, raw_request(chat())[:-10])
@@ -201,6 +232,21 @@ def test_bytes_are_given_back_before_the_answer(tiny_checkpoint: Path) -> None:
             assert streaming.recv(100).startswith(b"HTTP/1.1 200")
             assert server.service.body_budget.num_bytes == 0
         wait_until(lambda: server.service.lifecycle.num_in_flight == 0)
+
+
+def test_pixels_in_work_are_bounded_with_the_bodies(tiny_checkpoint: Path) -> None:
+    """A file of few bytes may have many pixels, which the engine may want until the answer is complete."""
+    replay = Replay(token_ids=[50, 51], hang_after=1)
+    limits = {"max_in_flight_bytes": 64 * KIB, "max_pixels": 224 * 224}
+    with running_server(tiny_checkpoint, FakeEngineClient(replay=replay), **limits) as server:
+        body = chat([image_part(picture(140, 140))], stream=True)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as streaming:
+            streaming.sendall(raw_request(body))
+            assert streaming.recv(100).startswith(b"HTTP/1.1 200")
+            assert server.service.body_budget.num_bytes == 140 * 140 * 3
+            assert error_of(server.post(body), 429)["type"] == "rate_limit_error"
+        wait_until(lambda: server.service.lifecycle.num_in_flight == 0)
+        assert server.service.body_budget.num_bytes == 0
 
 
 @pytest.mark.parametrize("detail", ["low", "high", "auto", "original", None])

@@ -106,6 +106,21 @@ def test_cut_call_ends_with_length(server: RunningServer, tokenizer: Tokenizer) 
     assert '{"place": "Ulm"}'.startswith(message["tool_calls"][0]["function"]["arguments"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("cut", range(1, len(OTHER_CALL) - 30))
+def test_cut_second_call_leaves_nothing_in_the_text(
+    server: RunningServer, tokenizer: Tokenizer, cut: int, stream: bool
+) -> None:
+    replay(server, tokenizer, f"{CALL}\n{OTHER_CALL[:cut]}", finish_reason="length")
+    response = server.post(chat(tools=[WEATHER, TIME], stream=stream))
+    if stream:
+        deltas = [chunk["choices"][0]["delta"] for chunk in events(response.text)[:-1]]
+        assert "".join(delta.get("content", "") for delta in deltas) == ""
+    else:
+        message = response.json()["choices"][0]["message"]
+        assert (message["content"], len(message["tool_calls"])) == (None, 1)
+
+
 def test_streamed_deltas(server: RunningServer, tokenizer: Tokenizer) -> None:
     replay(server, tokenizer, f"See:\n{CALL}\n{OTHER_CALL}")
     *chunks, end = events(server.post(chat(tools=[WEATHER, TIME], stream=True)).text)

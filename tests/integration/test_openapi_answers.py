@@ -79,6 +79,19 @@ def test_calls_of_tools_are_as_described(
         check(document, document["components"]["schemas"]["ChatCompletionChunk"], chunk)
 
 
+def test_a_response_with_a_call_is_as_described(
+    server: RunningServer, document: dict[str, Any], tiny_checkpoint: Path
+) -> None:
+    tokens = Tokenizer.from_checkpoint(tiny_checkpoint).encode(f"See:\n{CALL}", allow_special=False)
+    server.engine.replay = Replay(token_ids=tokens)
+    tool = {"type": "function", **TIME}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [tool]}
+    response = server.post({**ASK, "tools": [tool], "tool_choice": choice}, "/v1/responses")
+    server.engine.replay = Replay()
+    check_answer(document, "/v1/responses", "post", response)
+    assert [item["type"] for item in response.json()["output"]] == ["message", "function_call"]
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/health/live", "/health/ready", "/version"])
 def test_documents_are_as_described(server: RunningServer, document: dict[str, Any], path: str) -> None:
     check_answer(document, path, "get", server.get(path))

@@ -19,6 +19,7 @@ from runtime.config import EngineConfig
 from runtime.log import LogFormat
 from runtime.process_client import ProcessEngineClient
 from runtime.request import ImageInput, PlaceholderRange, Request, RequestOutput, SamplingParams
+from runtime.request_budget import request_bytes
 from tests.integration.process_engines import FATAL, KILL, RAISE, SLOW
 
 ENGINES = "tests.integration.process_engines"
@@ -34,8 +35,8 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 @asynccontextmanager
-async def ready_client(factory: str = "inventing") -> AsyncIterator[ProcessEngineClient]:
-    client = ProcessEngineClient(EngineConfig(), factory=f"{ENGINES}:{factory}")
+async def ready_client(factory: str = "inventing", **config: Any) -> AsyncIterator[ProcessEngineClient]:
+    client = ProcessEngineClient(EngineConfig(**config), factory=f"{ENGINES}:{factory}")
     await client.start()
     try:
         yield client
@@ -102,6 +103,65 @@ def test_concurrent_requests_get_their_own_outputs() -> None:
                 *(collect(client, request(f"r{number}", max_tokens=number + 1)) for number in range(40))
             )
             assert [tokens for tokens, _ in results] == [list(range(number + 1)) for number in range(40)]
+
+    run(test())
+
+
+SQUARE = ImageInput(image_hash=b"a" * 32, height=56, width=56, placeholder=PlaceholderRange(2, 4))
+SQUARE_PIXELS = np.ones((56, 56, 3), np.uint8)
+
+
+def test_no_more_is_in_the_engine_than_its_plan_has_room_for() -> None:
+    """Three at a time fit; the others wait here, whatever becomes of those before them, and count as waiting."""
+    max_bytes = 3 * request_bytes(request("r", images=(SQUARE,)), [SQUARE_PIXELS])
+
+    def ask(client: ProcessEngineClient, number: int, max_tokens: int = 3) -> Coroutine[Any, Any, Any]:
+        first_token = SLOW if number % 2 else 5
+        asked = request(f"r{number}", first_token=first_token, max_tokens=max_tokens, images=(SQUARE,))
+        return collect(client, asked, (SQUARE_PIXELS,))
+
+    async def test() -> None:
+        async with ready_client("bounded", request_memory_bytes=max_bytes) as client:
+            leavers = [asyncio.create_task(ask(client, number, 400)) for number in range(1, 16, 2)]
+            await until(lambda: client.stats.num_running == 3)
+            assert client.stats.num_waiting == len(leavers) - 3
+            stayers = [asyncio.create_task(ask(client, number)) for number in range(20, 60)]
+            text = asyncio.create_task(collect(client, request("text")))
+            for leaver in leavers:
+                await asyncio.sleep(0.01)
+                leaver.cancel()
+            for stayer in stayers:
+                _, last = await stayer
+                assert (last.finish_reason, last.error) == ("length", None)
+            await text
+            await until(lambda: client.stats.num_waiting == 0)
+
+    run(test())
+
+
+def test_a_request_larger_than_the_room_goes_alone() -> None:
+    async def test() -> None:
+        async with ready_client("bounded", request_memory_bytes=100) as client:
+            results = await asyncio.gather(*(collect(client, request(f"r{number}")) for number in range(3)))
+            assert {str(last.error)[:5] for _, last in results} == {"2016 "}
+
+    run(test())
+
+
+def test_requests_that_wait_for_room_learn_of_the_engines_death() -> None:
+    max_bytes = request_bytes(request("r", images=(SQUARE,)), [SQUARE_PIXELS])
+
+    async def test() -> None:
+        async with ready_client("bounded", request_memory_bytes=max_bytes) as client:
+            slow = request("r", first_token=SLOW, max_tokens=400, images=(SQUARE,))
+            tasks = [asyncio.create_task(collect(client, slow, (SQUARE_PIXELS,)))]
+            await until(lambda: client.stats.num_running == 1)
+            tasks += [asyncio.create_task(collect(client, request(f"w{number}"))) for number in range(3)]
+            await until(lambda: client.stats.num_waiting == 3)
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(error) for error in errors] == [EngineDeadError] * 4
 
     run(test())
 

@@ -37,8 +37,8 @@ def noise_file(seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def ask(fovea: Fovea, seed: int) -> int:
-    return fovea.post(chat([image_part(noise_file(seed))], max_tokens=2, stream=seed % 2 == 0)).status_code
+def ask(fovea: Fovea, seed: int, max_tokens: int = 2) -> int:
+    return fovea.post(chat([image_part(noise_file(seed))], max_tokens=max_tokens, stream=seed % 2 == 0)).status_code
 
 
 def settled(fovea: Fovea) -> dict[str, ProcessUsage]:
@@ -64,6 +64,22 @@ def test_different_pictures_leave_memory_flat(fovea: Fovea) -> None:
     assert metrics["fovea_encoder_cache_used_tokens", ()] <= metrics["fovea_encoder_cache_tokens", ()]
     assert metrics["fovea_kv_cache_used_blocks", ()] == 0
     assert_flat(before, after)
+
+
+def test_waiting_pictures_stay_within_the_memory_plan(tiny_checkpoint: Path) -> None:
+    """A hundred streams at a time whose pixels have four times the room that the plan has for those in the engine."""
+    flags = (*FLAGS, "--request-memory-bytes", "4MiB", "--max-queue-len", "128")
+    with serving(tiny_checkpoint, *flags) as fovea, ThreadPoolExecutor(100) as pool:
+        assert fovea.metrics()["fovea_memory_bytes", ("requests",)] == 4 << 20
+        answers = pool.map(lambda seed: ask(fovea, seed, max_tokens=16), range(5000, 5400))
+        readings = []
+        for number, status in enumerate(answers):
+            assert status == 200
+            if number % 40 == 0:
+                readings.append(fovea.metrics()["fovea_memory_unplanned_bytes", ()])
+        fovea.wait_idle()
+        readings.append(fovea.metrics()["fovea_memory_unplanned_bytes", ()])
+        assert max(readings) <= 0
 
 
 def test_bad_pictures_leave_memory_flat(fovea: Fovea) -> None:

@@ -4,7 +4,8 @@ import json
 import sys
 from typing import Any
 
-# Keys: base_url, model, picture (a data URL), question, max_tokens, bad_messages, broken_seed.
+# Keys: base_url, model, picture (a data URL), question, max_tokens, bad_messages, broken_seed, function (as chat
+# completions say it), max_call_tokens.
 TASK: dict[str, Any] = json.loads(sys.argv[1])
 
 TEXT = [{"role": "user", "content": TASK["question"]}]
@@ -17,6 +18,38 @@ IMAGE = [
         ],
     }
 ]
+
+
+FUNCTION = TASK["function"]
+TOOL = {"type": "function", "function": FUNCTION}
+# The same in the words of the responses API.
+FLAT_TOOL = {"type": "function", **FUNCTION}
+RESPONSES_IMAGE = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_image", "image_url": TASK["picture"], "detail": "auto"},
+            {"type": "input_text", "text": TASK["question"]},
+        ],
+    }
+]
+BAD_RESPONSES_IMAGE = [
+    {
+        "role": "user",
+        "content": [
+            {
+                "type": "input_image",
+                "image_url": TASK["bad_messages"][0]["content"][0]["image_url"]["url"],
+                "detail": "auto",
+            }
+        ],
+    }
+]
+
+
+def called(name: str, arguments: Any) -> list[Any]:
+    """A call as all programs report it: name and arguments, parsed."""
+    return [name, json.loads(arguments) if isinstance(arguments, str) else arguments]
 
 
 def report(client: str, **values: Any) -> None:

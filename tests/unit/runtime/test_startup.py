@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from runtime.checkpoint import CheckpointError, read_model_config
 from runtime.config import MIB, ConfigError, EngineConfig
 from runtime.engine import Engine
+from runtime.executor.device import CpuDevice, trim_heap
 from runtime.executor.encoder_runner import EncoderProgram
 from runtime.executor.memory import MemoryPlanError
 from runtime.readings import BLOCK_NUMBER_BYTES
@@ -128,6 +129,25 @@ def test_rows_sum_to_the_request_and_each_was_measured(engine: Engine) -> None:
     for row in ("context", "weights", "static_buffers", "embedding_store", "encoder_graphs", "decoder_graphs"):
         assert rows[row] > 0, row
     assert rows["weights"] < rows["context"]  # an interpreter with torch beside half a million parameters
+
+
+def test_room_for_requests_is_planned_and_told_to_those_who_keep_to_it(tiny_checkpoint: Path) -> None:
+    info = build(tiny_checkpoint, request_memory_bytes=48 * MIB).info
+    assert info.max_request_bytes == info.memory.components["requests"] == 48 * MIB
+    assert sum(info.memory.components.values()) == info.memory.requested_bytes
+    with pytest.raises(ConfigError, match="request_memory_bytes is 1000, but one request"):
+        build(tiny_checkpoint, request_memory_bytes=1000)
+
+
+def test_what_the_allocator_merely_keeps_is_given_back_before_it_counts() -> None:
+    """The pieces that go are small enough for the heap, and each has one before and behind it that stays."""
+    device = CpuDevice()
+    pieces = [bytearray(b"x" * 100_000) for _ in range(1000)]
+    del pieces[1::2]
+    kept = device.used_bytes()
+    assert trim_heap()
+    assert kept - device.used_bytes() > 40 * MIB
+    assert len(pieces) == 500
 
 
 def test_the_process_uses_no_more_than_was_planned(engine: Engine) -> None:

@@ -2,10 +2,12 @@ import asyncio
 import io
 import json
 import logging
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -86,6 +88,16 @@ def test_serve_names_the_taken_port_before_an_engine_starts(capsys: pytest.Captu
     assert capsys.readouterr().err == (f"fovea serve: port {port} is in use on 127.0.0.1; choose another with --port\n")
 
 
+def test_serve_names_the_taken_port_of_the_metrics_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        engine = fake_engine.FakeEngineClient(start_error="started")
+        assert serve(engine, Settings(port=0, metrics_port=port)) == 1
+    assert capsys.readouterr().err == (
+        f"fovea serve: port {port} is in use on 127.0.0.1; choose another with --metrics-port\n"
+    )
+
+
 def test_plan_prints_every_row() -> None:
     info = fake_engine.engine_info()
     text = plan_tables(info)
@@ -101,6 +113,40 @@ def test_plan_of_no_model_says_so_once(capfd: pytest.CaptureFixture[str]) -> Non
     starting, reason = captured.err.splitlines()
     assert starting == "starting an engine to measure /nonexistent ..."
     assert reason.startswith("fovea plan: model '/nonexistent' is neither a directory")
+
+
+BROKEN_FILES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "patch size": ("config.json", {"vision_config": {"patch_size": 0}}, "patch_size is 0"),
+    "processor's patch size": ("preprocessor_config.json", {"patch_size": 0}, "patch_size is 0"),
+    "processor's merge size": ("preprocessor_config.json", {"merge_size": "2"}, "merge_size is '2'"),
+    "another patch size": ("preprocessor_config.json", {"patch_size": 16}, "patch_size is 16, but the vision_config"),
+    "temperature": ("generation_config.json", {"temperature": "hot"}, "temperature is 'hot'"),
+    "top_p": ("generation_config.json", {"top_p": 2}, "top_p is 2"),
+    "end token": ("generation_config.json", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+    "end tokens": ("generation_config.json", {"eos_token_id": [1, -1]}, "eos_token_id is [1, -1]"),
+    "no end token": ("generation_config.json", {"eos_token_id": []}, "eos_token_id is []"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_FILES)
+def test_plan_names_the_file_and_field_that_are_wrong(
+    tiny_checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    file, fields, message = BROKEN_FILES[name]
+    directory = tmp_path / "broken"
+    shutil.copytree(tiny_checkpoint, directory)
+    path = directory / file
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for field, value in fields.items():
+        content[field] = {**content[field], **value} if isinstance(value, dict) else value
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert main(["plan", str(directory)]) == 1
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    _, reason = captured.err.splitlines()
+    assert reason.startswith("fovea plan: ")
+    assert file in reason
+    assert message in reason
 
 
 def test_plan_ends_its_engine() -> None:

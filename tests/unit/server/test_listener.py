@@ -24,6 +24,18 @@ def test_taken_port_is_named_with_the_way_out() -> None:
             listen("127.0.0.1", port)
 
 
+def test_taken_port_of_another_flag_is_named_with_that_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ListenError, match=r"with --metrics-port$"):
+        listen("127.0.0.1", taken.getsockname()[1], knob="--metrics-port")
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 80, "a..b"])
+def test_host_that_cannot_be_resolved_is_named(host: str) -> None:
+    with pytest.raises(ListenError, match=f"^--host '{host}' cannot be resolved: .") as caught:
+        listen(host, 0)
+    assert "\n" not in str(caught.value)
+
+
 def test_address_of_another_machine_is_an_error() -> None:
     with pytest.raises(ListenError, match=r"cannot listen on 192\.0\.2\.1, port 0"):
         listen("192.0.2.1", 0)

@@ -47,6 +47,11 @@ OUTPUTS = {
     "cut in its head": ('<tool_call>\n{"name": "f", "argu', '<tool_call>\n{"name": "f", "argu', []),
     "cut in its arguments": ('<tool_call>\n{"name": "f", "arguments": {"x": "y', "", [("f", '{"x": "y')]),
     "cut behind them": ('<tool_call>\n{"name": "f", "arguments": {"x": 1}', "", [("f", '{"x": 1}')]),
+    "cut in a second opening": (call("f", "{}") + "\n<", "", [("f", "{}")]),
+    "cut late in a second opening": (call("f", "{}") + "\n<tool_call", "", [("f", "{}")]),
+    "cut in a second head": (call("f", "{}") + '\n<tool_call>\n{"na', "", [("f", "{}")]),
+    "cut in a second call's other order": (call("f", "{}") + '\n<tool_call>{"arguments": {"x', "", [("f", "{}")]),
+    "a sign in the text behind a call": (call("f", "{}") + "\n1 <", "1 <", [("f", "{}")]),
     "a name of signs": (call('a"b', "{}"), "", [('a"b', "{}")]),
 }  # fmt: skip
 
