@@ -158,6 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         "encoder_graph_budgets": list(engine.config.encoder_graph_budgets),
         "requested_bytes": engine.info.memory.requested_bytes,
         "ready_seconds": round(time.monotonic() - started, 2),
+        "configuration": "soak",
         **soak(engine, num_requests=arguments.requests, seconds=arguments.seconds, seed=config.seed),
     }
     if arguments.output is not None:

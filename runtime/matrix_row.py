@@ -15,7 +15,7 @@ import torch
 from runtime.config import MIB, EngineConfig
 from runtime.log import configure_logging
 from runtime.offline import Answer, OfflineEngine
-from runtime.stats import EngineStats, GraphFamilyInfo
+from runtime.stats import GRAPH_FAMILIES, EngineStats, GraphCounts, GraphFamilyInfo
 from runtime.workload import Workload, noise, requests_of
 
 # The reference's request: one noise picture, small or large, and 32 random text tokens (docs/decisions.md).
@@ -134,7 +134,8 @@ def _replays(stats: EngineStats) -> int:
 
 
 def _graphs(families: tuple[GraphFamilyInfo, ...]) -> dict[str, Any]:
-    by_family = {family.family: family for family in families}
+    nothing = {name: GraphFamilyInfo(family=name, backend="none") for name in GRAPH_FAMILIES}
+    by_family = nothing | {family.family: family for family in families}
     return {
         "measured_mib": {key: round(family.measured_bytes / MIB, 3) for key, family in by_family.items()},
         "reserved_mib": {key: round(family.reserved_bytes / MIB, 3) for key, family in by_family.items()},
@@ -158,7 +159,8 @@ def _graphs(families: tuple[GraphFamilyInfo, ...]) -> dict[str, Any]:
 
 def _counts(stats: EngineStats) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for family, counts in stats.graphs.items():
+    for family in GRAPH_FAMILIES:
+        counts = stats.graphs.get(family) or GraphCounts()  # an encoder alone has no decoder that could count
         row[f"{family}_hits"] = counts.hits
         row[f"{family}_misses"] = {reason: count for reason, count in counts.misses.items() if count}
     return row

@@ -99,11 +99,20 @@ def measured(
     except subprocess.TimeoutExpired:
         return {**row, "accepted": False, "problems": [f"it took more than {arguments.row_timeout:.0f} s"]}
     sys.stderr.write(ended.stderr.decode(errors="replace"))
-    lines = ended.stdout.decode().splitlines()
-    if ended.returncode or not lines:
+    figures = None if ended.returncode else figures_of(ended.stdout)
+    if figures is None:
         last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
         return {**row, "accepted": False, "problems": [f"exit code {ended.returncode}: {' '.join(last)}"]}
-    return {**row, "problems": [], **json.loads(lines[-1])}
+    return {**row, "problems": [], **figures}
+
+
+def figures_of(output: bytes) -> dict[str, Any] | None:
+    """The JSON object of the last line; `None` if there is none, as when a library ended the process half-way."""
+    try:
+        figures = json.loads(output.decode(errors="replace").splitlines()[-1])
+    except (IndexError, ValueError):
+        return None
+    return figures if isinstance(figures, dict) else None
 
 
 def add_row(rows: list[dict[str, Any]], output: Path, row: dict[str, Any]) -> None:
@@ -116,11 +125,14 @@ def add_row(rows: list[dict[str, Any]], output: Path, row: dict[str, Any]) -> No
 
 
 def read_rows(output: Path) -> list[dict[str, Any]]:
-    """The file's rows that were measured: those of processes that failed are measured again."""
+    """The file's rows that were measured and judged: those of processes that failed are measured again, and so are
+    those whose baseline failed."""
     if not output.exists():
         return []
     rows: list[dict[str, Any]] = json.loads(output.read_text(encoding="utf-8"))
-    return [row for row in rows if "requested_bytes" in row]
+    measured_rows = [row for row in rows if "requested_bytes" in row]
+    names = {row["configuration"] for row in measured_rows}
+    return [row for row in measured_rows if row.get("baseline", row["configuration"]) in names]
 
 
 def default_output(model: str) -> Path:

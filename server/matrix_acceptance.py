@@ -17,8 +17,12 @@ def judge(row: dict[str, Any], configuration: Configuration, rows: Sequence[Mapp
     if row["problems"]:
         return
     reference = next((other for other in rows if other["configuration"] == baseline), {})
-    expected, tokens = reference.get("tokens", {}), row["tokens"]
-    row["tokens_equal"] = {name: tokens[name] == expected.get(name) for name in tokens}
+    tokens = row["tokens"]
+    if "tokens" not in reference:
+        row["tokens_equal"] = dict.fromkeys(tokens, False)
+        row["problems"] = [f"there is nothing to compare with: the row '{baseline}' failed"]
+        return
+    row["tokens_equal"] = {name: tokens[name] == reference["tokens"].get(name) for name in tokens}
     row["problems"] = problems_of(row, configuration)
     row["accepted"] = not row["problems"]
 
@@ -75,6 +79,11 @@ def pool_problems(row: Mapping[str, Any], configuration: Configuration, family: 
         parts = row["pool_segment_bytes"][family] + row["driver_bytes"][family]
         if row["graph_backend"][family] == "cuda" and parts != captured:
             problems.append(f"{family} pool and driver hold {parts} bytes, {captured} were counted")
+        if configuration.is_reserved:
+            if captured != reserved:
+                problems.append(f"{family} graphs took {captured} bytes, {reserved} were reserved")
+            if (driver := sum(row["driver_bytes"].values())) != row["graph_driver"]:
+                problems.append(f"graph_driver is {row['graph_driver']} bytes, the families' parts are {driver}")
         return problems
     if captures != 2:
         problems.append(f"buckets were captured {captures} times, not once to measure and once to keep")

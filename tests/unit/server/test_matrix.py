@@ -30,6 +30,7 @@ GOOD: dict[str, Any] = {
     "graph_backend": {"encoder": "cuda", "decoder": "cuda"},
     "pool_segment_bytes": {"encoder": 9 << 20, "decoder": 17 << 20},
     "driver_bytes": {"encoder": 1 << 20, "decoder": 3 << 20},
+    "graph_driver": 4 << 20,
     "reserved_graph_bytes": {"encoder": 10 << 20, "decoder": 20 << 20},
     "captured_graph_bytes": {"encoder": 10 << 20, "decoder": 20 << 20},
     "captures_per_bucket": 1,
@@ -64,6 +65,8 @@ def test_a_row_that_fulfils_everything_has_no_problems() -> None:
         (GOOD, {"bucket_states": {"encoder": {"8": "capture_failed"}, "decoder": {"1": "captured"}}}, "capture_failed"),
         (GOOD, {"captures_per_bucket": 2}, "captured 2 times"),
         (GOOD, {"pool_segment_bytes": {"encoder": 8 << 20, "decoder": 17 << 20}}, "encoder pool and driver hold"),
+        (GOOD, {"reserved_graph_bytes": {"encoder": 10 << 20, "decoder": 1}}, "decoder graphs took 20971520 bytes, 1"),
+        (GOOD, {"graph_driver": 1 << 20}, "graph_driver is 1048576 bytes, the families' parts are 4194304"),
         (TWIN, {"captures_per_bucket": 1}, "captured 1 times"),
         (TWIN, {"private_segments_left": 5}, "left 5 bytes"),
         (TWIN, {"captured_graph_bytes": {"encoder": 13 << 20, "decoder": 20 << 20}}, "encoder graphs took"),
@@ -180,6 +183,46 @@ def test_resume_measures_what_is_missing_or_failed(
     assert run(output, "--resume") == 0
     assert len(processes.orders) == 4
     assert '"rows": 2, "accepted": 2' in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_row_whose_baseline_failed_says_so_and_is_measured_again_with_it(
+    processes: FakeProcesses, tmp_path: Path
+) -> None:
+    output = tmp_path / "rows.json"
+    answer = processes.__call__
+    fails = iter([True, False])
+
+    def first_fails(command: list[str], **keywords: Any) -> Any:
+        processes.fail = command[0] != "git" and next(fails, False)
+        return answer(command, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.matrix.subprocess.run", first_fails)
+        assert run(output, "--backing", "vmm") == 1
+    baseline, row = json.loads(output.read_text())
+    assert not baseline["accepted"]
+    assert baseline["problems"] == ["exit code 1: the engine cannot start: no room"]
+    assert "there is nothing to compare with" in row["problems"][0]
+    assert row["tokens_equal"] == {"single": False, "pair": False}
+    processes.fail = False
+    assert run(output, "--backing", "vmm", "--resume") == 0
+    assert [one["accepted"] for one in json.loads(output.read_text())] == [True, True]
+
+
+@pytest.mark.parametrize("output", [b"", b"terminate called\n", b'{"a": 1}\nterminate called', b"[1]\n"])
+def test_a_process_that_ends_without_a_row_leaves_one_that_says_so_and_the_matrix_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: bytes
+) -> None:
+    def crashing(command: list[str], **keywords: Any) -> Any:
+        if command[0] == "git":
+            return subprocess.CompletedProcess(command, 0, "abc123\n", "")
+        return subprocess.CompletedProcess(command, 0, output, b"CUDA error: an illegal memory access\n")
+
+    monkeypatch.setattr("server.matrix.subprocess.run", crashing)
+    assert run(tmp_path / "rows.json") == 1
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["configuration"] for row in rows[-2:]] == ["both", "both"]
+    assert all(row["problems"] == ["exit code 0: CUDA error: an illegal memory access"] for row in rows)
 
 
 def test_flags_win_over_configurations_and_wrong_ones_end_it(processes: FakeProcesses, tmp_path: Path) -> None:
