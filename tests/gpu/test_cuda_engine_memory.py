@@ -50,7 +50,7 @@ def test_memory_is_steady_under_mixed_requests(
         block_size=block_size,
         encoder_graph_budgets=(64, 128),
     )
-    row = soak(engine, num_requests=400, seconds=15)
+    row = soak(engine, num_requests=400, seconds=8)
     assert row["problems"] == [], row
     assert row["encoder_misses"].keys() == {"too_large"}
     assert row["encoder_hits"] > 20

@@ -1,5 +1,6 @@
 """The start on a GPU that is made of numbers: the ledger, both backings, failures at every place, other tenants."""
 
+import gc
 import logging
 import math
 from pathlib import Path
@@ -47,6 +48,16 @@ def test_rows_sum_to_the_request_and_cover_what_the_device_says(tiny_checkpoint:
         assert rows["context"] == gpu.context_bytes
         assert memory.unplanned_bytes <= 0
         assert sum(gpu.mapped.values()) == rows["kv"]
+
+
+def test_an_engine_that_nobody_refers_to_gives_its_kv_cache_back(tiny_checkpoint: Path) -> None:
+    gpu = FakeGpu()
+    engine = build(tiny_checkpoint, gpu)
+    answer(engine, request_with_image(tiny_checkpoint, "a", 4, 6))
+    assert sum(gpu.mapped.values()) == engine.info.memory.components["kv"]
+    del engine
+    gc.collect()
+    assert not gpu.mapped
 
 
 def test_virtual_memory_captures_each_bucket_once_and_pools_account_for_the_reservation(tiny_checkpoint: Path) -> None:
