@@ -23,7 +23,7 @@ from runtime.ladder import Measured, Outlook, Rung, candidates, default_sample, 
 from runtime.log import configure_logging
 from runtime.processing.image_processor import smart_resize
 from runtime.startup import build
-from runtime.stats import EngineInfo
+from runtime.stats import EngineInfo, MemoryLedger
 
 NUM_WARM_UPS = 2
 NUM_RUNS = 9
@@ -61,8 +61,7 @@ def tune(order: TuneOrder) -> dict[str, Any]:
     assert isinstance(encoder, EncoderRunner)
     measured = measure(encoder, engine.info, sample, max_items=config.encoder_graph_max_items)
     steps = steps_of(sample, max_items=config.encoder_graph_max_items, seed=config.seed)
-    rows = engine.info.memory.components
-    memory_bytes = rows["kv"] + rows["encoder_graphs"] or engine.info.memory.requested_bytes
+    memory_bytes = shared_bytes(engine.info.memory)
     captured = {rung.tokens for rung in measured.rungs}
     in_use = [tokens for tokens in current if tokens in captured]
     proposal = tuned_ladder(steps, measured, memory_bytes=memory_bytes)
@@ -86,6 +85,12 @@ def tune(order: TuneOrder) -> dict[str, Any]:
         "current": _row(outlook(in_use, steps, measured)) if in_use else None,
         "tuned": _row(proposal),
     }
+
+
+def shared_bytes(memory: MemoryLedger) -> int:
+    """What graphs and the KV cache share; of an encoder alone, all that it asks for."""
+    kv_bytes = memory.components["kv"]
+    return kv_bytes + memory.components["encoder_graphs"] if kv_bytes else memory.requested_bytes
 
 
 def sample_tokens(sizes: Sequence[tuple[int, int]], resolved: ResolvedConfig, side: int) -> tuple[int, ...]:

@@ -52,6 +52,14 @@ def test_tuning_without_a_sample_prints_tables(tiny_checkpoint: Path, capsys: py
     assert out.splitlines()[-1].startswith("--encoder-graph-budgets ")
 
 
+def test_an_encoder_alone_is_tuned_against_all_that_it_asks_for(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(tiny_checkpoint), *flags(), "--tune", "--json", "--mm-encoder-only"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["memory_mib"] > 50 * max(rung["mib"] for rung in result["candidates"])
+
+
 def test_what_cannot_be_tuned_says_why(
     tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
