@@ -19,7 +19,7 @@ from runtime.executor.cuda_device import CudaDevice
 from runtime.executor.device import Device, trim_heap
 from runtime.executor.kv_cache import KVCache
 from runtime.executor.memory import MeasuredRows
-from runtime.executor.profile import run_worst_step
+from runtime.executor.profile import run_steps_of_all_sizes, run_worst_step
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,15 @@ def _peaks(parts: EncoderParts, config: ResolvedConfig, device: Device) -> list[
     if isinstance(parts, Parts):
         run_worst_step(parts.runner, config, max_tokens=config.engine.max_num_seqs)  # makes what is made once
     return [device.peak_bytes(run) for run in _worst_cases(parts, config)]
+
+
+def _load_kernels(parts: EncoderParts, config: ResolvedConfig) -> None:
+    """Launches what requests of any size launch, so that its code is there before memory is read."""
+    program, most = parts.encoder.program, config.max_tokens_per_image
+    for power in range(2, most.bit_length()):
+        program.eager([program.noise(2**power)])
+    if isinstance(parts, Parts):
+        run_steps_of_all_sizes(parts.runner, config)
 
 
 class CpuReadings:
@@ -140,6 +149,7 @@ class CudaReadings:
         self._kv = kv
 
     def measure_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
+        _load_kernels(parts, config)
         peaks = _peaks(parts, config, self._device)
         self._transient_bytes = max(0, max(peaks) - self._device.settled_bytes())
 

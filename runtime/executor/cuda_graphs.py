@@ -143,13 +143,18 @@ class CudaGraphBackend:
     def _bootstrapped(self) -> PoolId:
         if self._pool is not None:
             return self._pool
+        problem: str | None = None
         try:
             used_before = self._read()
             self._device.bootstrap()
             self._bootstrap_bytes = max(0, self._read() - used_before)
             self._pool = self._new_pool()
         except Exception as error:
-            raise CaptureError(f"capture could not be set up: {type(error).__name__}: {error}") from None
+            problem = f"{type(error).__name__}: {error}"
+            # As below; and raised outside of this block, or the new error would keep this one as its context.
+            _clear(error)
+        if self._pool is None:
+            raise CaptureError(f"capture could not be set up: {problem}")
         return self._pool
 
     def _failure(self, problem: str, pool: PoolId, segments_before: int, live_before: int) -> CaptureError:

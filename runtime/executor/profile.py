@@ -47,7 +47,26 @@ def run_worst_step(runner: ModelRunner, config: ResolvedConfig, *, max_tokens: i
     Counts nowhere as long as the runner has no graphs, and leaves nothing behind in the runner.
     """
     sampling = msgspec.structs.replace(SAMPLING, grammar=GRAMMAR) if runner.serves_grammars else SAMPLING
-    parts = _parts(config, max_tokens or config.engine.max_num_batched_tokens)
+    num_seqs = config.engine.max_num_seqs
+    _run(runner, _parts(config, max_tokens or config.engine.max_num_batched_tokens, num_seqs), sampling)
+
+
+def run_steps_of_all_sizes(runner: ModelRunner, config: ResolvedConfig) -> None:
+    """Steps of one, two, four, ... requests, decodes alone and prefills of as many tokens, sampled in each usual way.
+
+    A driver loads a kernel's code at its first launch, into memory that it keeps: libraries choose kernels by size, so
+    what the worst step launches is not all that requests will.
+    """
+    most_tokens, most_seqs = config.engine.max_num_batched_tokens, config.engine.max_num_seqs
+    usual = (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, top_k=40, seed=0))
+    for power in range(most_tokens.bit_length()):
+        tokens = 2**power
+        for sampling in usual:
+            _run(runner, _parts(config, tokens, min(tokens, most_seqs)), sampling)
+        _run(runner, _parts(config, tokens, 1), usual[0])
+
+
+def _run(runner: ModelRunner, parts: list[ScheduledRequest], sampling: SamplingParams) -> None:
     for part in parts:
         runner.add(
             Request(
@@ -71,10 +90,9 @@ def run_worst_step(runner: ModelRunner, config: ResolvedConfig, *, max_tokens: i
             runner.remove(part.request_id)
 
 
-def _parts(config: ResolvedConfig, max_tokens: int) -> list[ScheduledRequest]:
+def _parts(config: ResolvedConfig, max_tokens: int, num_seqs: int) -> list[ScheduledRequest]:
     """Decodes of full contexts; as many prefills as it takes to use up the tokens, the first at a full context."""
     full = max(1, config.max_model_len - 1)
-    num_seqs = config.engine.max_num_seqs
     left = max_tokens - num_seqs  # beyond one token for each
     parts: list[ScheduledRequest] = []
     for index in range(num_seqs):

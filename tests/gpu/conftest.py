@@ -1,6 +1,7 @@
 """GPU tests: marked, and skipped where torch sees no GPU."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,13 +11,26 @@ import torch
 from tests.gpu.places import write_small_model
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_limit_of_other_modules() -> None:
+    _lift()
+
+
 @pytest.fixture(autouse=True)
 def _memory_comes_back() -> Iterator[None]:
-    """What a test started is gone before the next one reads the device."""
+    """What a test started is gone before the next one reads the device, and so is the limit of its engine."""
     yield
+    # pytest keeps the last failure's frames, and with them an engine.
+    sys.last_value = sys.last_traceback = None
+    sys.last_exc = None  # type: ignore[attr-defined, unused-ignore]
+    _lift()
+
+
+def _lift() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @pytest.fixture(scope="session")

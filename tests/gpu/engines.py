@@ -49,7 +49,8 @@ def serve(engine: OfflineEngine, count: int, *, seed: int = 0) -> list[Answer]:
     """Answers to a mix of requests, none of which may fail."""
     requests = mixed_requests(count, model=engine.model_config, config=engine.config, seed=seed)
     answers = engine.generate(requests)
-    assert not [answer.error for answer in answers if answer.error]
+    errors = [answer.error for answer in answers if answer.error]
+    assert errors == []
     assert engine.stats().num_failed_steps == 0
     return answers
 
