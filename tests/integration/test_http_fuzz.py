@@ -111,6 +111,41 @@ def test_mangled_requests_are_the_clients_mistakes(fake: RunningServer, parts: t
         assert response.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
+PAINT = {"type": "function", "name": "paint", "parameters": {"type": "object", "properties": {"colour": {}}}}
+RESPONSE: dict[str, Any] = {
+    "model": MODEL,
+    "instructions": "Be brief.",
+    "input": [
+        {"role": "user", "content": [{"type": "input_image", "image_url": data_url(picture())}]},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Well."}]},
+        {"type": "function_call", "call_id": "a", "name": "paint", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "Done."}]},
+    ],
+    "tools": [PAINT, {**PAINT, "name": "erase", "description": "Erases.", "strict": True}],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "paint"}]},
+    "parallel_tool_calls": False,
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}},
+    "include": ["message.output_text.logprobs"],
+    "top_logprobs": 2,
+    "max_output_tokens": 5,
+    "metadata": {"a": "b"},
+    "stream": True,
+}  # fmt: skip
+
+
+@FUZZ
+@given(st.data())
+def test_mangled_responses_requests_are_the_clients_mistakes(fake: RunningServer, data: Any) -> None:
+    body = copy.deepcopy(RESPONSE)
+    for _ in range(data.draw(st.integers(0, 3))):
+        mangle(body, data)
+    response = fake.post(body, "/v1/responses")
+    assert response.status_code in (200, 400, 404), (response.text, body)
+    if response.status_code != 200:
+        assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
 def mangle(document: Any, data: Any) -> None:
     """Changes one place somewhere within a document."""
     while True:
