@@ -25,6 +25,7 @@ from runtime.executor.graphs import (
     encoder_buckets,
     should_capture_decoder,
     should_capture_encoder,
+    should_run_ahead,
 )
 from runtime.executor.kv_cache import KVCache
 from runtime.executor.model_runner import ModelRunner
@@ -186,6 +187,7 @@ def assemble(
         seed=engine.seed,
         device=device,
         grammars=GrammarMasks(grammars, num_rows=engine.max_num_seqs, device=device),
+        runs_ahead=should_run_ahead(engine, device),
     )
     return Parts(
         weight_bytes=model.weight_bytes,

@@ -35,6 +35,7 @@ AttentionBackend = Literal["auto", "flashinfer-fa2", "flashinfer-fa3", "sdpa"]
 EncoderAttentionBackend = Literal["auto", "varlen", "sdpa"]
 CompileMode = Literal["auto", "on", "off"]
 FewRowsBackend = Literal["auto", "triton", "torch"]
+RunAhead = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "random"]
 
 
@@ -69,6 +70,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_images_per_prompt: int = 8
     min_pixels: int | None = None
     max_pixels: int | None = None
+
+    # Launch a decode step before the tokens of the one before it are read; `auto`: on CUDA, if there are graphs.
+    run_ahead: RunAhead = "auto"
 
     # KV cache.
     block_size: int = 16

@@ -107,27 +107,50 @@ class PinnedArena:
 
 
 class HostCopy:
-    """The way back: a device tensor to the host, through pinned memory. The one copy that a step waits for."""
+    """The way back: device tensors to the host, through pinned memory. The one copy that a step waits for.
+
+    Two copies may be on their way at once: a step's tokens are read while the step after it runs.
+    """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         """`num_bytes`: of the largest tensor that goes without a fresh buffer."""
         self._is_cuda = device.type == "cuda"
-        self._bytes = pinned_bytes(num_bytes) if self._is_cuda else torch.empty(0, dtype=torch.uint8)
-        self._done = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
+        self._bytes = [pinned_bytes(num_bytes) for _ in range(2)] if self._is_cuda else []
+        self._done: list[torch.cuda.Event] = (
+            [torch.cuda.Event() for _ in range(2)] if self._is_cuda else []  # type: ignore[no-untyped-call]
+        )
+        self._turn = 0
+
+    def start(self, tensor: Tensor) -> "PendingCopy":
+        """Enqueues a copy, into the buffer of the last but one."""
+        if not self._is_cuda:
+            return PendingCopy(tensor.cpu(), None)
+        self._turn = turn = 1 - self._turn
+        source = tensor.contiguous()
+        if source.nbytes > len(self._bytes[turn]):
+            self._bytes[turn] = pinned_bytes(source.nbytes)
+        target = self._bytes[turn][: source.nbytes].view(source.dtype).view(source.shape)
+        target.copy_(source, non_blocking=True)
+        self._done[turn].record()
+        return PendingCopy(target, self._done[turn])
 
     def fetch(self, tensor: Tensor, *, meanwhile: Callable[[], None] | None = None) -> NDArray[np.generic]:
-        """The tensor's values, valid until the next `fetch`. `meanwhile` runs on the host while the device works."""
-        if self._done is None:
-            if meanwhile is not None:
-                meanwhile()
-            return tensor.cpu().numpy()
-        source = tensor.contiguous()
-        if source.nbytes > len(self._bytes):
-            self._bytes = pinned_bytes(source.nbytes)
-        target = self._bytes[: source.nbytes].view(source.dtype).view(source.shape)
-        target.copy_(source, non_blocking=True)
-        self._done.record()
+        """The tensor's values, valid until the last but one `start` or `fetch` after it. `meanwhile` runs on the host
+        while the device works."""
+        return self.start(tensor).wait(meanwhile)
+
+
+class PendingCopy:
+    """A copy on its way to the host."""
+
+    def __init__(self, target: Tensor, done: torch.cuda.Event | None) -> None:
+        self._target = target
+        self._done = done
+
+    def wait(self, meanwhile: Callable[[], None] | None = None) -> NDArray[np.generic]:
+        """The values, once they are here. `meanwhile` runs before."""
         if meanwhile is not None:
             meanwhile()
-        self._done.synchronize()
-        return target.numpy()
+        if self._done is not None:
+            self._done.synchronize()
+        return self._target.numpy()

@@ -23,6 +23,7 @@ from runtime.config import ConfigError, EngineConfig, ResolvedConfig, resolve_co
 from runtime.encoder_engine import EncoderEngine
 from runtime.engine import Engine
 from runtime.executor.device import allowed_cpus
+from runtime.executor.graphs import should_run_ahead
 from runtime.executor.kv_cache import KVCache, KVLayout, kv_layout
 from runtime.executor.memory import KVRequest, MeasuredRows, MemoryPlan, plan_encoder_memory, plan_memory
 from runtime.executor.vmm import VirtualMemoryError
@@ -100,7 +101,12 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
             kv, plan = _backed(partial(_allocated, layout, hardware), plan, make_plan)
             readings.use_kv(kv)
             parts = assemble(resolved, model_config, model, hardware, kernels, kv, grammars)
-        scheduler = Scheduler.from_config(resolved, eos_token_ids=model_config.eos_token_ids, num_blocks=kv.num_blocks)
+        scheduler = Scheduler.from_config(
+            resolved,
+            eos_token_ids=model_config.eos_token_ids,
+            num_blocks=kv.num_blocks,
+            allocates_ahead=should_run_ahead(config, hardware.torch_device),
+        )
     if config.kv_backing == "torch":
         with phases("recapture"):
             parts.capture_encoder()

@@ -142,6 +142,9 @@ class Settings(BaseSettings):
     block_size: int = Field(16, description="tokens in one KV block")
     enable_prefix_caching: bool = Field(True, description="reuse KV blocks of equal prefixes")
     encoder_cache_tokens: int | None = Field(None, description="picture embeddings kept, in tokens")
+    run_ahead: Literal["auto", "on", "off"] = Field(
+        "auto", description="launch a decode step before the last one's tokens are read; auto: on CUDA"
+    )
     kv_backing: Literal["vmm", "torch"] = Field(
         "vmm", description="vmm maps memory under fixed addresses; torch measures, releases and captures again"
     )

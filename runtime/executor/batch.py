@@ -41,6 +41,8 @@ class StepBuffers:
         self.slot_mapping_T = StagedTensor((max_tokens,), torch.int64, device)
         self.block_tables_BM = StagedTensor((max_seqs, max_blocks), torch.int32, device)
         self.logits_index_S = StagedTensor((max_seqs,), torch.int64, device)
+        # Where the tokens of a step that ran ahead come from.
+        self.token_sources_S = StagedTensor((max_seqs,), torch.int64, device)
         self._fence = CopyFence(device)
 
     def begin_fill(self) -> None:
@@ -56,6 +58,17 @@ class StepBuffers:
         self.logits_index_S.upload(self.max_seqs)
         self._fence.record()
 
+    def take_tokens(self, tokens_S: Tensor, index_S: NDArray[np.int64]) -> None:
+        """Puts tokens that are on the device in the place of a decode step's uploaded ones: `tokens_S[index_S]`."""
+        count = len(index_S)
+        if index_S[-1] == count - 1 and np.array_equal(index_S, np.arange(count)):
+            self.token_ids_T.device[:count].copy_(tokens_S[:count])
+            return
+        self.token_sources_S.host[:count] = index_S
+        self.token_sources_S.upload(count)
+        self._fence.record()
+        self.token_ids_T.device[:count].copy_(tokens_S.index_select(0, self.token_sources_S.device[:count]))
+
     @property
     def num_bytes(self) -> int:
         """Bytes on the device."""
@@ -68,6 +81,7 @@ class StepBuffers:
             self.slot_mapping_T,
             self.block_tables_BM,
             self.logits_index_S,
+            self.token_sources_S,
         )
         return tuple(tensor.device for tensor in staged)
 

@@ -346,6 +346,14 @@ def should_capture_decoder(config: EngineConfig) -> bool:
     return config.decoder_graphs != "none" and not config.enforce_eager
 
 
+def should_run_ahead(config: EngineConfig, device: torch.device) -> bool:
+    """Whether decode steps are launched before the tokens of those before them are read. Only replays are: what the
+    host does for an eager step takes longer than the device."""
+    if config.run_ahead == "off" or not should_capture_decoder(config):
+        return False
+    return config.run_ahead == "on" or device.type == "cuda"
+
+
 def encoder_buckets(config: ResolvedConfig) -> tuple[Bucket, ...]:
     """One bucket a budget, named by its output tokens."""
     max_items = config.engine.encoder_graph_max_items

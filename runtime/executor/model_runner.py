@@ -25,9 +25,10 @@ from runtime.executor.decoder_program import Decoder, DecoderInputs, DecoderProg
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderItem
 from runtime.executor.grammar_masks import GrammarMasks
-from runtime.executor.graphs import GraphSet
+from runtime.executor.graphs import Bucket, GraphSet
 from runtime.executor.request_slots import RequestSlots, RunningRequest
-from runtime.executor.sampler import Sampler
+from runtime.executor.run_ahead import LaunchedStep
+from runtime.executor.sampler import SampledBatch, Sampler
 from runtime.executor.sampling_rows import SamplingRows
 from runtime.model.attention import DecoderAttention
 from runtime.processing.grammar import GrammarError, Matcher
@@ -59,6 +60,7 @@ class ModelRunner:
         pixels_per_token_side: side in pixels of the square that becomes one token.
         seed: of the requests that bring none.
         grammars: masks of the requests that bring a grammar; without it they are refused.
+        runs_ahead: launch a decode step's successor before its tokens are read (`run_ahead`).
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ModelRunner:
         seed: int,
         device: torch.device,
         grammars: GrammarMasks | None = None,
+        runs_ahead: bool = False,
     ) -> None:
         self._decoder = decoder
         self._attention = attention
@@ -94,6 +97,9 @@ class ModelRunner:
         self._grammars = grammars
         # None until the graphs are captured: what runs before is eager, and counts nowhere.
         self._graphs: GraphSet[DecoderInputs] | None = None
+        self._runs_ahead = runs_ahead
+        # The decode step that was launched before the scheduler asked for it.
+        self._ahead: LaunchedStep | None = None
 
     @property
     def static_bytes(self) -> int:
@@ -148,6 +154,8 @@ class ModelRunner:
         running = self._requests.pop(request_id, None)
         if running is not None:
             self._slots.release(running)
+        if not self._requests:
+            self._ahead = None  # it holds pixels
 
     @torch.inference_mode()
     def run(self, output: SchedulerOutput) -> StepResult:
@@ -253,31 +261,92 @@ class ModelRunner:
         """Tokens by request; adds to `failed` where the logits are no numbers, to `refused` where a grammar is at its
         limits."""
         self._give_slots(scheduled)
-        shape = StepShape.of(scheduled)
-        batch, logits_SV = self._forward(scheduled, shape)
-        if logits_SV is None:
-            return {}
-        slots_S, lengths_S = batch.sampling_slots_S, batch.sampling_lengths_S
-        matchers = [scheduled[b][0].matcher for b in batch.sampling_B]
-        # The device may still be at the forward: the host fills the masks meanwhile.
-        masks = self._grammars.fill(matchers) if self._grammars is not None else None
-        sampled = self._sampler.sample(
-            logits_SV, slots_S, self._slots.num_outputs_N[slots_S], masks, meanwhile=self._attention.anticipate
-        )
-        self._slots.append(slots_S, lengths_S, sampled.token_ids)
+        steps: list[LaunchedStep] = []
+        rest = scheduled
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            known, rest = ahead.split(scheduled)
+            if known.rows:
+                steps.append(known)
+        if rest:
+            launched = self._launch(rest)
+            if launched is not None:
+                steps.append(launched)
+        if len(steps) == 1 and len(steps[0].rows) == len(scheduled):
+            self._ahead = self._launch_ahead(steps[0])
+        meanwhile = self._attention.anticipate if self._ahead is None else None
+        sampled = [step.sample.wait(meanwhile) for step in steps]
         tokens: dict[str, SampledToken] = {}
-        for row, (b, token_id) in enumerate(zip(batch.sampling_B.tolist(), sampled.token_ids, strict=True)):
-            running = scheduled[b][0]
+        for step, batch in zip(steps, sampled, strict=True):
+            self._take(step, batch, tokens, failed, refused)
+        return tokens
+
+    def _launch(self, scheduled: Step) -> LaunchedStep | None:
+        """Starts a step; None if nobody samples in it."""
+        batch, logits_SV = self._forward(scheduled, StepShape.of(scheduled))
+        if logits_SV is None:
+            return None
+        slots_S = batch.sampling_slots_S
+        rows = tuple(scheduled[b][0] for b in batch.sampling_B.tolist())
+        # The device may still be at the forward: the host fills the masks meanwhile.
+        masks = self._grammars.fill([running.matcher for running in rows]) if self._grammars is not None else None
+        return LaunchedStep(
+            rows=rows,
+            slots_S=slots_S,
+            lengths_S=batch.sampling_lengths_S,
+            index_S=np.arange(len(rows)),
+            sample=self._sampler.launch(logits_SV, slots_S, self._slots.num_outputs_N[slots_S], masks),
+        )
+
+    def _launch_ahead(self, step: LaunchedStep) -> LaunchedStep | None:
+        """Starts the decode step that most likely follows `step`, whose tokens nobody has read yet; None where it would
+        take more than a replay, or where what it samples depends on those tokens by way of the host."""
+        if not self._runs_ahead or self._graphs is None:
+            return None
+        following = step.following(block_size=self._buffers.block_size, max_model_len=self._slots.max_model_len)
+        if following is None:
+            return None
+        before, scheduled = following
+        slots_S, lengths_S = before.slots_S, before.lengths_S
+        if self._sampling.has_penalties[slots_S].any() or any(row.matcher is not None for row in before.rows):
+            return None
+        shape = StepShape(num_tokens=len(scheduled), num_seqs=len(scheduled), is_decode=True)
+        if self._bucket(shape) is None:
+            return None
+        self._slots.foresee(slots_S, lengths_S)
+        tokens_S = (before.sample.next_tokens_S, before.index_S)
+        batch, logits_SV = self._forward(scheduled, shape, tokens_S)
+        assert logits_SV is not None
+        return LaunchedStep(
+            rows=before.rows,
+            slots_S=slots_S,
+            lengths_S=batch.sampling_lengths_S,
+            index_S=np.arange(len(scheduled)),
+            sample=self._sampler.launch(logits_SV, slots_S, self._slots.num_outputs_N[slots_S] + 1),
+        )
+
+    def _take(
+        self,
+        step: LaunchedStep,
+        batch: SampledBatch,
+        tokens: dict[str, SampledToken],
+        failed: dict[str, str],
+        refused: dict[str, str],
+    ) -> None:
+        """Remembers what a step sampled."""
+        index = step.index_S.tolist()
+        token_ids = [batch.token_ids[row] for row in index]
+        self._slots.append(step.slots_S, step.lengths_S, token_ids)
+        for running, row, token_id in zip(step.rows, index, token_ids, strict=True):
             running.output_token_ids.append(token_id)
-            refusal = _advance(matchers[row], token_id)
+            refusal = _advance(running.matcher, token_id)
             if refusal is not None:
                 refused[running.request_id] = refusal
-            elif sampled.is_valid[row]:
-                logprobs = sampled.logprobs[row] if sampled.logprobs else None
+            elif batch.is_valid[row]:
+                logprobs = batch.logprobs[row] if batch.logprobs else None
                 tokens[running.request_id] = SampledToken(token_id=token_id, logprobs=logprobs)
             else:
                 failed[running.request_id] = "the model's logits are not numbers"
-        return tokens
 
     def _give_slots(self, scheduled: Step) -> None:
         """Sees that every request of the step has a slot, a row for the sampler, and its blocks in the table."""
@@ -295,13 +364,24 @@ class ModelRunner:
                 )
             self._slots.set_blocks(running, part.block_ids)
 
-    def _forward(self, scheduled: Step, shape: StepShape) -> tuple[StepBatch, Tensor | None]:
-        """The filled batch, and logits [S, V] of the sequences that sample; `None` if there are none."""
+    def _bucket(self, shape: StepShape) -> Bucket | None:
+        """The decode bucket for a step; None where there is none."""
+        assert self._graphs is not None
+        choice = self._graphs.choose(tokens=shape.num_tokens, items=shape.num_seqs)
+        return None if isinstance(choice, str) else choice
+
+    def _forward(
+        self, scheduled: Step, shape: StepShape, tokens_S: tuple[Tensor, NDArray[np.int64]] | None = None
+    ) -> tuple[StepBatch, Tensor | None]:
+        """The filled batch, and logits [S, V] of the sequences that sample; `None` if there are none. `tokens_S`: where
+        the tokens of a decode step are, if they are on the device only, and which of them."""
         if self._graphs is not None:
             choice = self._graphs.choose(tokens=shape.num_tokens, items=shape.num_seqs, is_mixed=not shape.is_decode)
             if not isinstance(choice, str):
                 padding = Padding(tokens=choice.tokens, is_mixed=choice.is_mixed, bucket=attention_bucket(choice))
                 batch = fill_batch(self._buffers, self._slots, scheduled, shape, padding)
+                if tokens_S is not None:
+                    self._buffers.take_tokens(*tokens_S)
                 embeds_TD = self._graphs.inputs(choice).embeds_TD
                 if embeds_TD is not None:
                     embeds_TD.copy_(self._embed(batch))

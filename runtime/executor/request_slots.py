@@ -122,10 +122,19 @@ class RequestSlots:
         self.block_tables_NM[slot, num_known : len(block_ids)] = block_ids[num_known:]
         running.block_ids = block_ids
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a row has room for."""
+        return int(self.token_ids_NL.shape[1])
+
+    def foresee(self, slots: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> None:
+        """Writes the position of the output token that `append` will add to each of `slots`."""
+        self.positions_3NL[:, slots, num_tokens] = num_tokens + self.position_shift_N[slots]
+
     def append(self, slots: NDArray[np.int64], num_tokens: NDArray[np.int64], token_ids: Sequence[int]) -> None:
         """Adds one output token to each of `slots`, which have `num_tokens` tokens before it."""
         self.token_ids_NL[slots, num_tokens] = token_ids
-        self.positions_3NL[:, slots, num_tokens] = num_tokens + self.position_shift_N[slots]
+        self.foresee(slots, num_tokens)
         self.num_outputs_N[slots] += 1
 
     def _take_from_outside(self, step_request_ids: Collection[str]) -> int:

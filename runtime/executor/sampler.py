@@ -1,7 +1,7 @@
 """Picks the next token of every sequence of a step, on the device.
 
-Knows logits and sampling rows; knows no requests and no schedule. One device-to-host copy a step, at the end of
-`Sampler.sample`: nothing before it reads the device.
+Knows logits and sampling rows; knows no requests and no schedule. One device-to-host copy a step, which `launch` starts
+and `PendingSample.wait` waits for: nothing else reads the device.
 
 The order is the field's (vLLM, transformers): bias, repetition penalty, frequency and presence penalties, the grammar's
 mask, then greedy, or temperature, min-p, top-k, top-p and a draw. Repetition looks at prompt and output, the other two
@@ -22,7 +22,7 @@ from torch import Tensor
 from runtime.executor.grammar_masks import TokenMasks
 from runtime.executor.sampling_rows import NO_LOGPROBS, SamplingRows, uniform_numbers
 from runtime.request import TokenLogprobs
-from runtime.staging import HostCopy
+from runtime.staging import HostCopy, PendingCopy
 
 # What stands for the logarithm of nothing, so that no infinity and no NaN reaches JSON (vLLM's value).
 MIN_LOGPROB = -9999.0
@@ -47,6 +47,27 @@ class SampledBatch:
     logprobs: list[TokenLogprobs | None] | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PendingSample:
+    """Tokens that were picked on the device, and are on their way to the host.
+
+    `next_tokens_S`: int64, on the device, for the step that follows.
+    """
+
+    next_tokens_S: Tensor
+    copy: PendingCopy | None
+    num_logprobs: Sequence[int] | None = None
+    # Where logits are in the host's memory there is nothing to wait for.
+    batch: SampledBatch | None = None
+
+    def wait(self, meanwhile: Callable[[], None] | None = None) -> SampledBatch:
+        """The tokens on the host; the step's one wait for the device. `meanwhile`: host work to do until then."""
+        if self.batch is not None:
+            return self.batch
+        assert self.copy is not None
+        return _unpack(self.copy.wait(meanwhile).view(np.int32), num_logprobs=self.num_logprobs)
+
+
 class Sampler:
     """Samples for rows of `SamplingRows`, whose output counts it keeps up to date."""
 
@@ -60,23 +81,30 @@ class Sampler:
         rows: NDArray[np.int64],
         steps: NDArray[np.int64],
         masks: TokenMasks | None = None,
-        *,
-        meanwhile: Callable[[], None] | None = None,
     ) -> SampledBatch:
-        """Picks a token a sequence. `logits_SV` is left as it is.
+        """As `launch`, waiting for the tokens."""
+        return self.launch(logits_SV, rows, steps, masks).wait()
+
+    def launch(
+        self,
+        logits_SV: Tensor,
+        rows: NDArray[np.int64],
+        steps: NDArray[np.int64],
+        masks: TokenMasks | None = None,
+    ) -> PendingSample:
+        """Picks a token a sequence, and waits for nothing. `logits_SV` is left as it is.
 
         Args:
             logits_SV: float32, on the device.
             rows: the sampling row of each sequence; no row twice.
             steps: how many output tokens each sequence has already.
             masks: of the sequences that a grammar binds; each allows a token at least.
-            meanwhile: host work to do while the device finishes the step.
         """
         if masks is None and self._rows.is_plain[rows].all():
             if self._rows.device.type == "cpu":
                 return _greedy_on_host(logits_SV.numpy())
             peak_S, next_tokens_S = logits_SV.max(dim=-1)  # of equal logits the lowest id, as torch documents
-            return _unpack(self._fetch(_pack(next_tokens_S, peak_S), meanwhile), num_logprobs=None)
+            return self._pending(next_tokens_S, _pack(next_tokens_S, peak_S))
         wanted = self._rows.num_logprobs[rows]
         processed_SV = self._process(logits_SV, rows)
         if masks is not None:
@@ -85,13 +113,15 @@ class Sampler:
         self._remember(next_tokens_S, rows)
         peak_S = logits_SV.amax(dim=-1)
         if (wanted == NO_LOGPROBS).all():
-            return _unpack(self._fetch(_pack(next_tokens_S, peak_S), meanwhile), num_logprobs=None)
+            return self._pending(next_tokens_S, _pack(next_tokens_S, peak_S))
         packed = _pack(next_tokens_S, peak_S, *_logprobs(logits_SV, next_tokens_S, int(wanted.max())))
-        return _unpack(self._fetch(packed, meanwhile), num_logprobs=wanted.tolist())
+        return self._pending(next_tokens_S, packed, wanted.tolist())
 
-    def _fetch(self, packed: Tensor, meanwhile: Callable[[], None] | None) -> NDArray[np.int32]:
-        """The step's one device-to-host copy."""
-        return self._copy.fetch(packed, meanwhile=meanwhile).view(np.int32)
+    def _pending(
+        self, next_tokens_S: Tensor, packed: Tensor, num_logprobs: Sequence[int] | None = None
+    ) -> PendingSample:
+        """Starts the step's one device-to-host copy."""
+        return PendingSample(next_tokens_S=next_tokens_S, copy=self._copy.start(packed), num_logprobs=num_logprobs)
 
     def _process(self, logits_SV: Tensor, rows: NDArray[np.int64]) -> Tensor:
         """Logits after bias and penalties; a copy if there are any."""
@@ -222,11 +252,12 @@ def _sorted(scaled_SV: Tensor) -> Tensor:
     return torch.sort(scaled_SV, dim=-1, descending=True).values
 
 
-def _greedy_on_host(logits_SV: NDArray[np.float32]) -> SampledBatch:
+def _greedy_on_host(logits_SV: NDArray[np.float32]) -> PendingSample:
     """The likeliest tokens where logits are in the host's memory: nothing to pack, nothing to copy."""
     next_tokens = logits_SV.argmax(axis=-1)  # of equal logits the lowest id, as NumPy documents
     peaks = logits_SV[np.arange(len(logits_SV)), next_tokens]
-    return SampledBatch(token_ids=next_tokens.tolist(), is_valid=np.isfinite(peaks).tolist(), logprobs=None)
+    batch = SampledBatch(token_ids=next_tokens.tolist(), is_valid=np.isfinite(peaks).tolist(), logprobs=None)
+    return PendingSample(next_tokens_S=torch.from_numpy(next_tokens), copy=None, batch=batch)
 
 
 def _logprobs(logits_SV: Tensor, next_tokens_S: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

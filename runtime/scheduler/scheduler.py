@@ -37,6 +37,8 @@ class Scheduler:
         block_size: tokens in a block.
         encoder_cache_tokens: rows of the executor's embedding store.
         enable_prefix_caching: share blocks of equal content.
+        allocates_ahead: give a decoding request the block for the token after its next one, where there is plenty: its
+            executor may launch the step after this one before it is scheduled.
         clock: seconds since the epoch.
     """
 
@@ -49,11 +51,13 @@ class Scheduler:
         block_size: int,
         encoder_cache_tokens: int,
         enable_prefix_caching: bool = True,
+        allocates_ahead: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
+        self._allocates_ahead = allocates_ahead
         self._blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
         self._encoder_cache = EncoderCache(encoder_cache_tokens)
         self._states: dict[str, RequestState] = {}
@@ -74,7 +78,14 @@ class Scheduler:
         self._encoder_hits = 0
 
     @classmethod
-    def from_config(cls, config: ResolvedConfig, *, eos_token_ids: Iterable[int], num_blocks: int) -> "Scheduler":
+    def from_config(
+        cls,
+        config: ResolvedConfig,
+        *,
+        eos_token_ids: Iterable[int],
+        num_blocks: int,
+        allocates_ahead: bool = False,
+    ) -> "Scheduler":
         """A scheduler for a resolved configuration and the KV cache that the memory plan gave."""
         return cls(
             SchedulerLimits.of(config),
@@ -83,6 +94,7 @@ class Scheduler:
             block_size=config.engine.block_size,
             encoder_cache_tokens=config.encoder_cache_tokens,
             enable_prefix_caching=config.engine.enable_prefix_caching,
+            allocates_ahead=allocates_ahead,
         )
 
     @property
@@ -261,9 +273,17 @@ class Scheduler:
                     if victim is state:
                         return budget
                 state.block_ids += blocks.allocate(needed)
+            if self._allocates_ahead and end == len(state.token_ids) and blocks.num_for(end + 1) > len(state.block_ids):
+                self._allocate_ahead(state)
             self._put(scheduled, encoder, state, end)
             budget -= end - start
         return budget
+
+    def _allocate_ahead(self, state: RequestState) -> None:
+        """One block more than the step needs, if the request goes on and nobody will miss the block."""
+        goes_on = state.num_output_tokens + 1 < state.max_output_tokens
+        if goes_on and self._blocks.num_available > len(self._running):
+            state.block_ids += self._blocks.allocate(1)
 
     def _schedule_waiting(self, scheduled: list[ScheduledRequest], encoder: EncoderStep, budget: int) -> int:
         """Admits waiting requests while they fit, first come first served. Returns the tokens left of the budget."""

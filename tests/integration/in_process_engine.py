@@ -19,7 +19,7 @@ from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.encoder_runner import EncoderProgram, EncoderRunner, StaticEncoderInputs
 from runtime.executor.grammar_masks import GrammarMasks
 from runtime.executor.graph_backend import EmulatedBackend
-from runtime.executor.graphs import GraphSet, decoder_buckets, encoder_buckets
+from runtime.executor.graphs import GraphSet, decoder_buckets, encoder_buckets, should_run_ahead
 from runtime.executor.kv_cache import KVCache, kv_layout
 from runtime.executor.model_runner import ModelRunner
 from runtime.model.attention import CacheAttention
@@ -140,6 +140,7 @@ class EngineFactory:
             seed=engine.seed,
             device=CPU,
             grammars=GrammarMasks(self.grammars, num_rows=engine.max_num_seqs, device=CPU),
+            runs_ahead=should_run_ahead(engine, CPU),
         )
         decoder_graphs: GraphSet[DecoderInputs] = GraphSet(
             "decoder", buckets, backend=EmulatedBackend() if buckets else None, strict=True
@@ -148,7 +149,12 @@ class EngineFactory:
             with torch.inference_mode():
                 decoder_graphs.capture(runner.decoder_program(max_mixed_tokens=max_mixed_tokens))
         runner.use_graphs(decoder_graphs)
-        scheduler = Scheduler.from_config(resolved, eos_token_ids=self.config.eos_token_ids, num_blocks=num_blocks)
+        scheduler = Scheduler.from_config(
+            resolved,
+            eos_token_ids=self.config.eos_token_ids,
+            num_blocks=num_blocks,
+            allocates_ahead=should_run_ahead(engine, CPU),
+        )
         return InProcessEngine(scheduler, runner, store, encoder_graphs, decoder_graphs)
 
     def _encoder_graphs(self, resolved: ResolvedConfig) -> GraphSet[StaticEncoderInputs]:

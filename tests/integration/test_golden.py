@@ -402,9 +402,10 @@ def test_graph_buckets_padded_and_exact_give_the_same(
     assert exact.decoder_graphs.counts.padded_tokens == 0
 
 
+@pytest.mark.parametrize("run_ahead", ["off", "on"])
 @pytest.mark.parametrize("seed", range(4))
 def test_everything_at_once_with_aborts(
-    seed: int, factory: EngineFactory, references: dict[str, list[int]], add: Add
+    seed: int, run_ahead: str, factory: EngineFactory, references: dict[str, list[int]], add: Add
 ) -> None:
     """Few blocks, a small encoder cache, small chunks, graphs, arrivals and aborts in the middle of all."""
     rng = np.random.default_rng(seed)
@@ -420,6 +421,7 @@ def test_everything_at_once_with_aborts(
         encoder_graph_budgets=(20, 64, 256),
         decoder_graphs=str(rng.choice(["decode", "full"])),
         enable_prefix_caching=bool(rng.integers(2)),
+        run_ahead=run_ahead,
     )
     arrivals = [str(name) for name in rng.choice(list(CASES), 24)]
     alive: dict[str, str] = {}

@@ -265,7 +265,7 @@ def test_what_runs_before_the_graphs_are_there_counts_nowhere(factory: EngineFac
 def test_static_bytes_are_those_of_inputs_sampling_rows_masks_and_slots(factory: EngineFactory) -> None:
     engine = factory.build(max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64)
     tokens = 64 * 8 + 3 * 64 * 8 + 64 * 8
-    tables = 3 * 4 * 4 + 3 * 8
+    tables = 3 * 4 * 4 + 2 * 3 * 8
     sampling = 2 * 512 * 5
     slots = 2 * (64 * 4 * 4 + 4 * 4 + 2 * 8)
     masks = 2 * 512 // 8
