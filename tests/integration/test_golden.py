@@ -209,11 +209,12 @@ def test_references_are_worth_comparing_with(references: dict[str, list[int]], g
     assert min(result.margin for result in generated.values()) > 2e-3
 
 
+@pytest.mark.parametrize("has_numpy_rows", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_request_alone_equals_transformers(
-    name: str, factory: EngineFactory, references: dict[str, list[int]], add: Add
+    name: str, has_numpy_rows: bool, factory: EngineFactory, references: dict[str, list[int]], add: Add
 ) -> None:
-    engine = factory.build()
+    engine = factory.build(has_numpy_rows=has_numpy_rows)
     add(engine, name)
     assert engine.finish() == expect(references, [name])
 
