@@ -21,6 +21,7 @@ from runtime.config import (
     EngineConfig,
     FewRowsBackend,
 )
+from runtime.model import packed
 from runtime.model.attention import CacheAttention, EncoderAttention, KVLayers
 from runtime.model.flashinfer_attention import HEAD_DIMS, AttentionLimits, FlashInferAttention
 from runtime.model.qwen2_5_vl_text import FewRows
@@ -97,6 +98,8 @@ class Kernels:
     is_compiled: bool
     # Whether steps of one row go through NumPy.
     has_numpy_rows: bool
+    # Whether products go through oneDNN, with weights of its own layout.
+    is_packed: bool
 
 
 def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -115,6 +118,7 @@ def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.de
         few_rows=choose_few_rows(config.few_rows_backend, facts=facts, dtype=dtype),
         is_compiled=should_compile(config.compile, facts=facts),
         has_numpy_rows=should_run_rows_in_numpy(config.compile, facts=facts, dtype=dtype),
+        is_packed=should_pack(config.compile, facts=facts, dtype=dtype),
     )
     for kind, choice in (("decoder", kernels.attention), ("encoder", kernels.encoder_attention)):
         log.info("attention", extra={"kind": kind, "backend": choice.backend, "reason": choice.reason})
@@ -125,6 +129,7 @@ def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.de
             "compile": config.compile,
             "is_compiled": kernels.is_compiled,
             "has_numpy_rows": kernels.has_numpy_rows,
+            "is_packed": kernels.is_packed,
         },
     )
     return kernels
@@ -229,6 +234,12 @@ def should_run_rows_in_numpy(mode: CompileMode, *, facts: DeviceFacts, dtype: to
     """Whether the decoder's steps of one row go through NumPy (`row_decoder`): on one thread of a CPU in float32, where
     neither compiled nor plain layers were asked for."""
     return mode == "auto" and facts.device == "cpu" and facts.num_threads == 1 and dtype == torch.float32
+
+
+def should_pack(mode: CompileMode, *, facts: DeviceFacts, dtype: torch.dtype) -> bool:
+    """Whether products go through oneDNN with packed weights: in float32 on a CPU, where neither compiled nor plain
+    layers were asked for, and torch has the operators."""
+    return mode == "auto" and facts.device == "cpu" and dtype == torch.float32 and packed.is_available()
 
 
 def build_attention(

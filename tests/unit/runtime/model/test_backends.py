@@ -9,6 +9,7 @@ import torch
 
 from runtime.checkpoint import TextConfig, VisionConfig, read_model_config
 from runtime.config import ConfigError
+from runtime.model import packed
 from runtime.model.backends import (
     DeviceFacts,
     build_encoder_attention,
@@ -16,6 +17,7 @@ from runtime.model.backends import (
     choose_encoder_attention,
     choose_few_rows,
     should_compile,
+    should_pack,
     should_run_rows_in_numpy,
 )
 from runtime.model.sdpa import SdpaEncoderAttention
@@ -131,3 +133,11 @@ def test_rows_go_through_numpy_on_one_thread_of_a_cpu_in_float32_unless_plain_on
     assert not should_run_rows_in_numpy("auto", facts=ONE_THREAD, dtype=torch.bfloat16)
     assert not should_run_rows_in_numpy("auto", facts=replace(ONE_THREAD, num_threads=2), dtype=torch.float32)
     assert not should_run_rows_in_numpy("auto", facts=HOPPER, dtype=torch.float32)
+
+
+def test_products_are_packed_on_a_cpu_in_float32_unless_plain_ones_are_asked_for() -> None:
+    assert should_pack("auto", facts=CPU, dtype=torch.float32) == packed.is_available()
+    assert not should_pack("off", facts=CPU, dtype=torch.float32)
+    assert not should_pack("on", facts=CPU, dtype=torch.float32)
+    assert not should_pack("auto", facts=CPU, dtype=torch.bfloat16)
+    assert not should_pack("auto", facts=HOPPER, dtype=torch.float32)
