@@ -33,6 +33,7 @@ from runtime.model.attention import CacheAttention
 from runtime.model.backends import Choice, Kernels, build_attention
 from runtime.model.flashinfer_attention import AttentionLimits
 from runtime.model.loader import LoadedModel
+from runtime.model.row_decoder import RowDecoder
 from runtime.processing.grammar_compiler import GrammarCompiler
 from runtime.stats import GraphFamilyInfo
 
@@ -173,9 +174,10 @@ def assemble(
             buckets=tuple(attention_bucket(bucket) for bucket in decoder_graphs.buckets),
         ),
         facts=kernels.facts,
+        has_numpy_rows=kernels.has_numpy_rows,
     )
     runner = ModelRunner(
-        decoder=model.text,
+        decoder=RowDecoder(model.text) if kernels.has_numpy_rows else model.text,
         attention=attention,
         encoder=vision.encoder,
         store=vision.store,

@@ -44,6 +44,7 @@ from runtime.messages import (
 from runtime.request import Request, RequestOutput
 from runtime.request_budget import RequestBudget, request_bytes
 from runtime.stats import EngineInfo, EngineStats
+from runtime.threads import keep_numpy_on_one_thread
 
 log = logging.getLogger(__name__)
 
@@ -259,6 +260,9 @@ class ProcessEngineClient:
                 f"socket path {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes: set TMPDIR to a shorter one"
             )
         address = f"ipc://{path}"
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
+        keep_numpy_on_one_thread(environment)
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         # No limit: what is on the way is bounded by the requests in flight, which the server admits.
@@ -271,10 +275,7 @@ class ProcessEngineClient:
             *["--log-level", logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()],
             *["--log-format", self._log_format],
             stdin=asyncio.subprocess.PIPE,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(filter(None, [PACKAGE_ROOT, os.environ.get("PYTHONPATH")])),
-            },
+            env=environment,
         )
         # The pipe stays open for as long as this process lives: its end tells the engine that nobody is here any more.
         assert self._process.stdin is not None

@@ -229,6 +229,8 @@ def _load(
     if few_rows is not None and model.text is not None:
         with torch.inference_mode():
             model.text.use_few_rows(few_rows)
+    if kernels.is_packed:
+        model.pack_products()
     return model
 
 

@@ -28,3 +28,12 @@ def wait_without_spinning(environment: MutableMapping[str, str] = os.environ) ->
     """
     if "GOMP_SPINCOUNT" not in environment:
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def keep_numpy_on_one_thread(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Makes NumPy's products run on the thread that asks, unless the operator decided. Works before NumPy is imported,
+    so it is for the environment of a process to be started.
+
+    OpenBLAS would take every core for a decoder's rows (`runtime.model.row_decoder`), the server's too, and spin there.
+    """
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")

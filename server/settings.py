@@ -127,7 +127,7 @@ class Settings(BaseSettings):
     few_rows_backend: Literal["auto", "triton", "torch"] = Field(
         "auto", description="what multiplies in decode steps of at most 8 rows"
     )
-    compile: Literal["auto", "on", "off"] = Field("auto", description="compile the layers; auto: on CUDA only")
+    compile: Literal["auto", "on", "off"] = Field("auto", description="compile the layers; auto: on CUDA; off: plain")
     load_format: Literal["auto", "random"] = Field("auto", description="random makes weights up, for measurements")
 
     # Limits of a request and of a step.

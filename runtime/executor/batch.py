@@ -150,6 +150,8 @@ def fill_batch(
     """Writes the inputs of `step` into the buffers. Every request in it has its slot and its block table."""
     buffers.begin_fill()
     num_tokens, num_seqs = shape.num_tokens, shape.num_seqs
+    if shape.is_decode and num_seqs == 1 and (padding is None or padding.tokens == 1):
+        return _fill_row(buffers, slots, step, padding)
     slot_B = np.array([running.slot for running, _ in step], dtype=np.int64)
     start_B = np.array([part.num_computed_tokens for _, part in step], dtype=np.int64)
     padded_tokens, padded_seqs = _padded_sizes(num_tokens, num_seqs, padding)
@@ -198,6 +200,35 @@ def fill_batch(
         sampling_B=sampling_B,
         sampling_slots_S=sampling_slots_S,
         sampling_lengths_S=sampling_lengths_S,
+    )
+
+
+def _fill_row(buffers: StepBuffers, slots: RequestSlots, step: Step, padding: Padding | None) -> StepBatch:
+    """`fill_batch` for one sequence that decodes: indices instead of whole arrays, a third of the time."""
+    ((running, part),) = step
+    slot, index = running.slot, part.num_computed_tokens
+    block, offset = divmod(index, buffers.block_size)
+    table = slots.block_tables_NM[slot, : block + 1]
+    buffers.token_ids_T.host[0] = slots.token_ids_NL[slot, index]
+    buffers.positions_3T.host[:, 0] = slots.positions_3NL[:, slot, index]
+    buffers.slot_mapping_T.host[0] = int(table[block]) * buffers.block_size + offset
+    buffers.block_tables_BM.host[0, : block + 1] = table
+    buffers.logits_index_S.host[:] = 0
+    buffers.upload(num_tokens=1, num_seqs=1)
+    return StepBatch(
+        padded_tokens=1,
+        attention=AttentionBatch(
+            query_start_loc_cpu=np.array((0, 1), dtype=np.int32),
+            seq_lens_cpu=np.array((index + 1,), dtype=np.int32),
+            block_tables_BN=buffers.block_tables_BM.device[:1],
+            slot_mapping_T=buffers.slot_mapping_T.device[:1],
+            block_tables_cpu=buffers.block_tables_BM.host[:1],
+            bucket=padding.bucket if padding else None,
+        ),
+        image_spans=(),
+        sampling_B=np.zeros(1, dtype=np.int64),
+        sampling_slots_S=np.array((slot,), dtype=np.int64),
+        sampling_lengths_S=np.array((index + 1,), dtype=np.int64),
     )
 
 

@@ -11,6 +11,7 @@ by default.
 Legend: S sequences that sample in this step, V vocabulary, N rows, K likeliest tokens looked at, L logprobs a row.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -254,6 +255,10 @@ def _sorted(scaled_SV: Tensor) -> Tensor:
 
 def _greedy_on_host(logits_SV: NDArray[np.float32]) -> PendingSample:
     """The likeliest tokens where logits are in the host's memory: nothing to pack, nothing to copy."""
+    if len(logits_SV) == 1:
+        next_token = int(logits_SV[0].argmax())
+        is_valid = math.isfinite(logits_SV[0, next_token])
+        return SampledBatch(token_ids=[next_token], is_valid=[is_valid], logprobs=None)
     next_tokens = logits_SV.argmax(axis=-1)  # of equal logits the lowest id, as NumPy documents
     peaks = logits_SV[np.arange(len(logits_SV)), next_tokens]
     batch = SampledBatch(token_ids=next_tokens.tolist(), is_valid=np.isfinite(peaks).tolist(), logprobs=None)

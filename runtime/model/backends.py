@@ -21,9 +21,11 @@ from runtime.config import (
     EngineConfig,
     FewRowsBackend,
 )
+from runtime.model import packed
 from runtime.model.attention import CacheAttention, EncoderAttention, KVLayers
 from runtime.model.flashinfer_attention import HEAD_DIMS, AttentionLimits, FlashInferAttention
 from runtime.model.qwen2_5_vl_text import FewRows
+from runtime.model.row_attention import RowAttention
 from runtime.model.sdpa import PagedSdpaAttention, SdpaEncoderAttention
 
 log = logging.getLogger(__name__)
@@ -37,19 +39,27 @@ AMPERE = (8, 0)
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """What the choices depend on. `capability` is CUDA's compute capability; (0, 0) on a CPU."""
+    """What the choices depend on. `capability` is CUDA's compute capability; (0, 0) on a CPU. `num_threads`: of one
+    operator on a CPU."""
 
     device: Literal["cpu", "cuda"]
     capability: tuple[int, int]
     num_multiprocessors: int
     has_flashinfer: bool
     has_triton: bool = False
+    num_threads: int = 1
 
     @classmethod
     def of(cls, device: torch.device) -> "DeviceFacts":
         """The facts of a real device."""
         if device.type != "cuda":
-            return cls(device="cpu", capability=(0, 0), num_multiprocessors=0, has_flashinfer=False)
+            return cls(
+                device="cpu",
+                capability=(0, 0),
+                num_multiprocessors=0,
+                has_flashinfer=False,
+                num_threads=torch.get_num_threads(),
+            )
         properties = torch.cuda.get_device_properties(device)
         return cls(
             device="cuda",
@@ -86,6 +96,10 @@ class Kernels:
     encoder_attention: Choice
     few_rows: FewRowsChoice
     is_compiled: bool
+    # Whether steps of one row go through NumPy.
+    has_numpy_rows: bool
+    # Whether products go through oneDNN, with weights of its own layout.
+    is_packed: bool
 
 
 def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -103,11 +117,21 @@ def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.de
         ),
         few_rows=choose_few_rows(config.few_rows_backend, facts=facts, dtype=dtype),
         is_compiled=should_compile(config.compile, facts=facts),
+        has_numpy_rows=should_run_rows_in_numpy(config.compile, facts=facts, dtype=dtype),
+        is_packed=should_pack(config.compile, facts=facts, dtype=dtype),
     )
     for kind, choice in (("decoder", kernels.attention), ("encoder", kernels.encoder_attention)):
         log.info("attention", extra={"kind": kind, "backend": choice.backend, "reason": choice.reason})
     log.info("few rows", extra={"backend": kernels.few_rows.backend, "reason": kernels.few_rows.reason})
-    log.info("compile", extra={"compile": config.compile, "is_compiled": kernels.is_compiled})
+    log.info(
+        "compile",
+        extra={
+            "compile": config.compile,
+            "is_compiled": kernels.is_compiled,
+            "has_numpy_rows": kernels.has_numpy_rows,
+            "is_packed": kernels.is_packed,
+        },
+    )
     return kernels
 
 
@@ -206,8 +230,26 @@ def should_compile(mode: CompileMode, *, facts: DeviceFacts) -> bool:
     return mode == "on" or (mode == "auto" and facts.device == "cuda")
 
 
+def should_run_rows_in_numpy(mode: CompileMode, *, facts: DeviceFacts, dtype: torch.dtype) -> bool:
+    """Whether the decoder's steps of one row go through NumPy (`row_decoder`): on one thread of a CPU in float32, where
+    neither compiled nor plain layers were asked for."""
+    return mode == "auto" and facts.device == "cpu" and facts.num_threads == 1 and dtype == torch.float32
+
+
+def should_pack(mode: CompileMode, *, facts: DeviceFacts, dtype: torch.dtype) -> bool:
+    """Whether products go through oneDNN with packed weights: in float32 on a CPU, where neither compiled nor plain
+    layers were asked for, and torch has the operators."""
+    return mode == "auto" and facts.device == "cpu" and dtype == torch.float32 and packed.is_available()
+
+
 def build_attention(
-    choice: Choice, kv: KVLayers, *, num_layers: int, limits: AttentionLimits, facts: DeviceFacts
+    choice: Choice,
+    kv: KVLayers,
+    *,
+    num_layers: int,
+    limits: AttentionLimits,
+    facts: DeviceFacts,
+    has_numpy_rows: bool = False,
 ) -> CacheAttention:
     """The decoder's attention over `kv`, with all the memory that it will ever hold."""
     attention: CacheAttention
@@ -222,7 +264,7 @@ def build_attention(
             flashinfer=package,
         )
     else:
-        attention = PagedSdpaAttention(kv, num_layers=num_layers)
+        attention = (RowAttention if has_numpy_rows else PagedSdpaAttention)(kv, num_layers=num_layers)
     attention.reserve(limits.max_model_len)
     return attention
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runtime.model.packed import PackedWeight
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightTarget:
@@ -43,7 +45,12 @@ class Linear(nn.Module):
 
     In float32 on a CPU, weights with more outputs than inputs are laid out column by column: a product with one to
     four rows then takes 0.4-0.9 of the time, and with many rows no longer (docs/decisions.md). Values are the same.
+    `pack` is for the same place.
     """
+
+    # Set by `pack`: the weight for products of several rows, or of any if it is the only one.
+    packed: PackedWeight | None = None
+    is_only_packed = False
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, **place: Unpack[Place]) -> None:
         super().__init__()
@@ -52,7 +59,16 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
+        if self.packed is not None and (self.is_only_packed or len(x) > 1):
+            return self.packed.product(x, self.bias)
         return F.linear(x, self.weight, self.bias)
+
+    def pack(self, *, keep: bool) -> None:
+        """Packs the weight, once it is loaded. `keep`: and keeps it as it is, for products of one row."""
+        self.packed = PackedWeight(self.weight)
+        self.is_only_packed = not keep
+        if not keep:
+            self.weight = nn.Parameter(self.weight.new_empty((0, self.weight.shape[1])), requires_grad=False)
 
     def targets(self, prefix: str) -> WeightTargets:
         """The tensors `prefix.weight` and, where there is one, `prefix.bias`."""

@@ -11,12 +11,13 @@ from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from runtime.checkpoint import CheckpointError, ModelConfig, ProcessorConfig, read_processor_config, weight_files
 from runtime.config import LoadFormat
 from runtime.model.attention import EncoderAttention
-from runtime.model.layers import Place, WeightTargets
+from runtime.model.layers import Linear, Place, WeightTargets
+from runtime.model.packed import PackedWeight
 from runtime.model.qwen2_5_vl_text import TextDecoder
 from runtime.model.qwen2_5_vl_vision import VisionEncoder
 from runtime.model.random_weights import fill_randomly
@@ -28,6 +29,9 @@ COMPUTED_SUFFIX = ".inv_freq"
 
 # How many names an error shows.
 MAX_NAMES = 5
+
+# A decoder with more in its products is not packed: the copy would cost more memory than it is worth.
+MAX_SECOND_COPY_BYTES = 256 << 20
 
 # The width that cuBLAS wants of the encoder's MLP (docs/decisions.md).
 CUDA_MLP_MULTIPLE = 128
@@ -43,19 +47,38 @@ class LoadedModel:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all parameters and tables; a tied table counts once."""
-        modules = (self.vision,) if self.text is None else (self.vision, self.text)
-        return sum(
-            tensor.nbytes
-            for module in modules
-            for tensors in (module.parameters(), module.buffers())
-            for tensor in tensors
-        )
+        tensors = [
+            tensor for module in self._modules for part in (module.parameters(), module.buffers()) for tensor in part
+        ]
+        return sum(tensor.nbytes for tensor in tensors) + sum(packed.nbytes for packed in self._packed)
+
+    @property
+    def _modules(self) -> tuple[nn.Module, ...]:
+        return (self.vision,) if self.text is None else (self.vision, self.text)
+
+    @property
+    def _packed(self) -> list[PackedWeight]:
+        linears = (module for tower in self._modules for module in tower.modules() if isinstance(module, Linear))
+        packed = [linear.packed for linear in linears if linear.packed is not None]
+        if self.text is not None and self.text.packed_head is not None:
+            packed.append(self.text.packed_head)
+        return packed
 
     def compile_layers(self) -> None:
         """Both towers run through Inductor from now on; the first forward of each compiles it."""
         self.vision.compile_layers()
         if self.text is not None:
             self.text.compile_layers()
+
+    def pack_products(self) -> None:
+        """Products go through oneDNN from now on. The encoder's weights are packed in their place; the decoder's are
+        packed beside them, if that takes no more than `MAX_SECOND_COPY_BYTES`: its products of one row want them plain.
+        """
+        for module in self.vision.modules():
+            if isinstance(module, Linear):
+                module.pack(keep=False)
+        if self.text is not None and self.text.product_bytes <= MAX_SECOND_COPY_BYTES:
+            self.text.pack_products()
 
 
 def load_model(

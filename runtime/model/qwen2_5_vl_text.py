@@ -29,6 +29,7 @@ from runtime.model.layers import (
     rms_norm,
     rotary_tables,
 )
+from runtime.model.packed import PackedWeight
 
 QueryKeyValue: TypeAlias = tuple[Tensor, Tensor, Tensor]  # [T, H, E], [T, K, E], [T, K, E]
 Before: TypeAlias = Callable[["DecoderLayer", Tensor, Tensor, Tensor], QueryKeyValue]
@@ -84,6 +85,7 @@ class TextDecoder(nn.Module):
         self.between: Between = between
         # None: the layers' own, whatever the number of rows.
         self.few_rows: FewRows | None = None
+        self.packed_head: PackedWeight | None = None
 
     def compile_layers(self) -> None:
         """Runs what lies between two attentions through Inductor from now on: one function for every layer."""
@@ -99,6 +101,19 @@ class TextDecoder(nn.Module):
             q_THE, _, _ = few_rows.before(first, hidden_TD, cos, sin)
             few_rows.after(first, hidden_TD, q_THE.contiguous())
         self.few_rows = few_rows
+
+    @property
+    def product_bytes(self) -> int:
+        """Bytes of the weights of all products."""
+        linears = [module for module in self.modules() if isinstance(module, Linear)]
+        return self.head_VD.nbytes + sum(linear.weight.nbytes for linear in linears)
+
+    def pack_products(self) -> None:
+        """Packs the weights of all products, and keeps them as they are too; see `Linear.pack`."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack(keep=True)
+        self.packed_head = PackedWeight(self.head_VD)
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Rows [T, D] of tokens [T]."""
@@ -129,6 +144,8 @@ class TextDecoder(nn.Module):
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """Float32 [S, V] of rows that `forward` gave."""
+        if self.packed_head is not None and len(hidden_SD) > 1:
+            return self.packed_head.product(hidden_SD, None)
         return F.linear(hidden_SD, self.head_VD).float()
 
     def targets(self) -> WeightTargets:

@@ -25,6 +25,8 @@ from runtime.executor.model_runner import ModelRunner
 from runtime.model.attention import CacheAttention
 from runtime.model.flashinfer_attention import AttentionLimits
 from runtime.model.loader import LoadedModel, load_model
+from runtime.model.row_attention import RowAttention
+from runtime.model.row_decoder import RowDecoder
 from runtime.model.sdpa import PagedSdpaAttention
 from runtime.processing.grammar_compiler import GrammarCompiler
 from runtime.request import Request, RequestOutput
@@ -90,16 +92,19 @@ class EngineFactory:
         *,
         num_blocks: int = 256,
         make_attention: Callable[[KVCache, AttentionLimits], CacheAttention] | None = None,
+        has_numpy_rows: bool = True,
         **settings: object,
     ) -> InProcessEngine:
-        """`settings`: fields of `EngineConfig`; graphs are off unless they say otherwise."""
+        """`settings`: fields of `EngineConfig`; graphs are off unless they say otherwise. `has_numpy_rows`: as a start
+        on one thread has them."""
         engine = EngineConfig(**{"max_model_len": 1024, "enforce_eager": True, **settings})  # type: ignore[arg-type]
         resolved = resolve_config(engine, self.config, self._processor)
         text, vision = self.config.text, self.config.vision
         buckets = () if engine.enforce_eager else decoder_buckets(resolved)
         max_mixed_tokens = max((bucket.tokens for bucket in buckets if bucket.is_mixed), default=0)
         kv = KVCache(kv_layout(text, torch.float32, engine.block_size), num_blocks)
-        attention: CacheAttention = PagedSdpaAttention(kv, num_layers=text.num_hidden_layers)
+        sdpa = RowAttention if has_numpy_rows else PagedSdpaAttention
+        attention: CacheAttention = sdpa(kv, num_layers=text.num_hidden_layers)
         if make_attention is not None:
             limits = AttentionLimits(
                 num_heads=text.num_attention_heads,
@@ -117,7 +122,7 @@ class EngineFactory:
         )
         encoder_graphs = self._encoder_graphs(resolved)
         runner = ModelRunner(
-            decoder=self._model.text,
+            decoder=RowDecoder(self._model.text) if has_numpy_rows else self._model.text,
             attention=attention,
             encoder=EncoderRunner(
                 EncoderProgram(self._model.vision, vision, CPU),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from runtime.checkpoint import ModelConfig, read_model_config, read_processor_config
-from runtime.config import EngineConfig
+from runtime.config import CompileMode, EngineConfig
 from runtime.request import ImageInput, PlaceholderRange, Request, SamplingParams
 from runtime.startup import build_engine
 from tests.integration.in_process_engine import EngineFactory, InProcessEngine
@@ -209,11 +209,12 @@ def test_references_are_worth_comparing_with(references: dict[str, list[int]], g
     assert min(result.margin for result in generated.values()) > 2e-3
 
 
+@pytest.mark.parametrize("has_numpy_rows", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_request_alone_equals_transformers(
-    name: str, factory: EngineFactory, references: dict[str, list[int]], add: Add
+    name: str, has_numpy_rows: bool, factory: EngineFactory, references: dict[str, list[int]], add: Add
 ) -> None:
-    engine = factory.build()
+    engine = factory.build(has_numpy_rows=has_numpy_rows)
     add(engine, name)
     assert engine.finish() == expect(references, [name])
 
@@ -445,10 +446,13 @@ def test_everything_at_once_with_aborts(
     assert not alive
 
 
+@pytest.mark.parametrize("compile_mode", ["auto", "off"])
 def test_engine_of_the_real_start_equals_transformers(
-    tiny_checkpoint: Path, references: dict[str, list[int]], add: Add, config: ModelConfig
+    compile_mode: CompileMode, tiny_checkpoint: Path, references: dict[str, list[int]], config: ModelConfig
 ) -> None:
-    settings = EngineConfig(model=str(tiny_checkpoint), max_model_len=1024, max_num_seqs=4, num_threads=1)
+    settings = EngineConfig(
+        model=str(tiny_checkpoint), max_model_len=1024, max_num_seqs=4, num_threads=1, compile=compile_mode
+    )
     engine = build_engine(settings)
     for name in CASES:
         token_ids, images = prompt_of(CASES[name], config)

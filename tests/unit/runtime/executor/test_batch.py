@@ -199,6 +199,24 @@ def test_appended_tokens_go_on_from_the_prompts_positions() -> None:
     assert slots.num_outputs_N[request.slot] == 3
 
 
+@pytest.mark.parametrize("padding", [None, Padding(tokens=1, is_mixed=False), Padding(tokens=1, is_mixed=True)])
+def test_one_decoding_sequence_after_a_larger_step(padding: Padding | None) -> None:
+    slots, buffers = make_slots(), make_buffers()
+    first, second = make_request("a", 30, outputs=2, images=((2, 2, 3),)), make_request("b", 9)
+    step = prepare(slots, [(second, part_of(second, 0, 9, 20)), (first, part_of(first, 0, 31, 1))])
+    fill_batch(buffers, slots, step, StepShape.of(step))
+    step = prepare(slots, [(first, part_of(first, 31, 1, 1))])
+    batch = fill_batch(buffers, slots, step, StepShape.of(step), padding)
+    check_against_reference(buffers, step, batch)
+    assert buffers.logits_index_S.device.tolist() == [0] * buffers.max_seqs
+    assert batch.padded_tokens == 1
+    assert (batch.attention.is_decode, batch.image_spans) == (True, ())
+    assert batch.attention.query_start_loc_cpu.tolist() == [0, 1]
+    assert batch.sampling_B.tolist() == [0]
+    assert batch.sampling_slots_S.tolist() == [first.slot]
+    assert batch.sampling_lengths_S.tolist() == [32]
+
+
 def test_slot_is_taken_from_a_request_outside_of_the_step_and_comes_back_whole() -> None:
     slots, buffers = make_slots(num_slots=2), make_buffers()
     first, second, third = (make_request(name, 5, outputs=2) for name in "abc")

@@ -299,6 +299,9 @@ def test_infinities_never_leave_and_nan_is_said() -> None:
         if entry
     )
     assert sample(make_rows([params()] * 3, vocab=4), logits).is_valid == [True, False, True]
+    alone = [sample(make_rows([params()], vocab=4), logits[row : row + 1]) for row in range(3)]
+    assert [result.is_valid for result in alone] == [[True], [False], [True]]
+    assert [result.token_ids for result in (alone[0], alone[2])] == [[0], [0]]
     assert sample(make_rows([params(temperature=1.0)] * 3, vocab=4), logits).is_valid == [True, False, True]
 
 

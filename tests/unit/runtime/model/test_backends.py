@@ -9,6 +9,7 @@ import torch
 
 from runtime.checkpoint import TextConfig, VisionConfig, read_model_config
 from runtime.config import ConfigError
+from runtime.model import packed
 from runtime.model.backends import (
     DeviceFacts,
     build_encoder_attention,
@@ -16,11 +17,14 @@ from runtime.model.backends import (
     choose_encoder_attention,
     choose_few_rows,
     should_compile,
+    should_pack,
+    should_run_rows_in_numpy,
 )
 from runtime.model.sdpa import SdpaEncoderAttention
 
 HOPPER = DeviceFacts(device="cuda", capability=(9, 0), num_multiprocessors=132, has_flashinfer=True, has_triton=True)
 CPU = DeviceFacts.of(torch.device("cpu"))
+ONE_THREAD = replace(CPU, num_threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +124,20 @@ def test_few_rows_stay_with_torch_and_the_reason_is_told(facts: DeviceFacts, dty
     assert why in choice.reason
     with pytest.raises(ConfigError, match=r"few_rows_backend is 'triton': .*" + why):
         choose_few_rows("triton", facts=facts, dtype=dtype)
+
+
+def test_rows_go_through_numpy_on_one_thread_of_a_cpu_in_float32_unless_plain_ones_are_asked_for() -> None:
+    assert should_run_rows_in_numpy("auto", facts=ONE_THREAD, dtype=torch.float32)
+    assert not should_run_rows_in_numpy("off", facts=ONE_THREAD, dtype=torch.float32)
+    assert not should_run_rows_in_numpy("on", facts=ONE_THREAD, dtype=torch.float32)
+    assert not should_run_rows_in_numpy("auto", facts=ONE_THREAD, dtype=torch.bfloat16)
+    assert not should_run_rows_in_numpy("auto", facts=replace(ONE_THREAD, num_threads=2), dtype=torch.float32)
+    assert not should_run_rows_in_numpy("auto", facts=HOPPER, dtype=torch.float32)
+
+
+def test_products_are_packed_on_a_cpu_in_float32_unless_plain_ones_are_asked_for() -> None:
+    assert should_pack("auto", facts=CPU, dtype=torch.float32) == packed.is_available()
+    assert not should_pack("off", facts=CPU, dtype=torch.float32)
+    assert not should_pack("on", facts=CPU, dtype=torch.float32)
+    assert not should_pack("auto", facts=CPU, dtype=torch.bfloat16)
+    assert not should_pack("auto", facts=HOPPER, dtype=torch.float32)
