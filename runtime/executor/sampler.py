@@ -255,10 +255,11 @@ def _sorted(scaled_SV: Tensor) -> Tensor:
 
 def _greedy_on_host(logits_SV: NDArray[np.float32]) -> PendingSample:
     """The likeliest tokens where logits are in the host's memory: nothing to pack, nothing to copy."""
-    if len(logits_SV) == 1:
+    if len(logits_SV) == 1:  # numbers are faster than arrays of one
         next_token = int(logits_SV[0].argmax())
         is_valid = math.isfinite(logits_SV[0, next_token])
-        return SampledBatch(token_ids=[next_token], is_valid=[is_valid], logprobs=None)
+        batch = SampledBatch(token_ids=[next_token], is_valid=[is_valid], logprobs=None)
+        return PendingSample(next_tokens_S=torch.tensor([next_token]), copy=None, batch=batch)
     next_tokens = logits_SV.argmax(axis=-1)  # of equal logits the lowest id, as NumPy documents
     peaks = logits_SV[np.arange(len(logits_SV)), next_tokens]
     batch = SampledBatch(token_ids=next_tokens.tolist(), is_valid=np.isfinite(peaks).tolist(), logprobs=None)
