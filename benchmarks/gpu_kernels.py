@@ -86,7 +86,7 @@ class Case:
         if self.name == "qkv":
             return kernels.rotary_product(
                 x, weight, self.bias, self.norm, self.cos, self.sin,
-                eps=EPS, num_rotated=HEADS + KV_HEADS, tile=tile, waits=waits,
+                eps=EPS, num_query=HEADS, num_rotated=HEADS + KV_HEADS, tile=tile, waits=waits,
             )  # fmt: skip
         if self.name == "gate_up":
             return kernels.swiglu_product(x, weight, self.norm, eps=EPS, tile=tile, waits=waits)

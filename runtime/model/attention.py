@@ -4,7 +4,7 @@ Legend: T tokens of a step, B sequences, N blocks of a table, H heads, K KV head
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -58,6 +58,20 @@ class DecoderAttention(Protocol):
 
     def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """Attention output [T, H, D]; queries are scaled by D ** -0.5."""
+        ...
+
+
+@runtime_checkable
+class PlacedAttention(Protocol):
+    """Attention whose keys and values somebody else may store: `place`, then `attend`, is `forward`."""
+
+    def place(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Where the planned step's keys and values of a layer belong: its view of the cache, as `KVLayers.layer` gives
+        it, and the slot of each token, int64 [T]."""
+        ...
+
+    def attend(self, layer: int, q_THD: Tensor) -> Tensor:
+        """Attention output [T, H, D]."""
         ...
 
 

@@ -78,6 +78,7 @@ class FlashInferAttention:
         `kernel`: of prefills and mixed steps.
         """
         views = [kv.layer(index) for index in range(num_layers)]
+        self._views = views
         self._caches = [(view[:, 0], view[:, 1]) for view in views]
         self._cache_rows = [_rows(view) for view in views]
         self._block_size = kv.block_size
@@ -186,6 +187,14 @@ class FlashInferAttention:
         else:
             rows.index_put_((rows_2T[0],), k_TKD)
             rows.index_put_((rows_2T[1],), v_TKD)
+        return self.attend(layer, q_THD)
+
+    def place(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Where the step's keys and values of a layer belong."""
+        return self._views[layer], self._slots_T
+
+    def attend(self, layer: int, q_THD: Tensor) -> Tensor:
+        """The attention output [T, H, D], keys and values being in their place."""
         assert self._wrapper_in_use is not None, "forward before plan"
         return self._wrapper_in_use.run(q_THD, self._caches[layer])
 

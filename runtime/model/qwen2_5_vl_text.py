@@ -6,7 +6,7 @@ to end without a batch dimension.
 Legend: T tokens of a step, S rows to sample, D hidden, V vocabulary, H heads, K KV heads, E head width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Protocol, TypeAlias, Unpack
 
@@ -32,32 +32,31 @@ from runtime.model.layers import (
 from runtime.model.packed import PackedWeight
 
 QueryKeyValue: TypeAlias = tuple[Tensor, Tensor, Tensor]  # [T, H, E], [T, K, E], [T, K, E]
-Before: TypeAlias = Callable[["DecoderLayer", Tensor, Tensor, Tensor], QueryKeyValue]
-After: TypeAlias = Callable[["DecoderLayer", Tensor, Tensor], Tensor]
 Between: TypeAlias = Callable[
     ["DecoderLayer", "DecoderLayer", Tensor, Tensor, Tensor, Tensor], tuple[Tensor, QueryKeyValue]
 ]
 
 
 class FewRows(Protocol):
-    """Kernels that stand in for the layers' own `before` and `after` in steps of at most `max_rows` rows."""
+    """Kernels that stand in for the layers in steps of at most `max_rows` rows."""
 
     @property
     def max_rows(self) -> int: ...
 
-    def before(self, layer: "DecoderLayer", hidden_TD: Tensor, cos: Tensor, sin: Tensor) -> QueryKeyValue: ...
+    def warm_up(self, layer: "DecoderLayer") -> None:
+        """Compiles and loads everything, by running it: a step must not."""
+        ...
 
-    def after(self, layer: "DecoderLayer", hidden_TD: Tensor, attended_THE: Tensor) -> Tensor: ...
-
-    def between(
+    def forward(
         self,
-        layer: "DecoderLayer",
-        following: "DecoderLayer",
+        layers: Sequence["DecoderLayer"],
         hidden_TD: Tensor,
-        attended_THE: Tensor,
         cos: Tensor,
         sin: Tensor,
-    ) -> tuple[Tensor, QueryKeyValue]: ...
+        attention: DecoderAttention,
+    ) -> Tensor:
+        """Rows [T, D] after the last layer."""
+        ...
 
 
 class TextDecoder(nn.Module):
@@ -92,14 +91,8 @@ class TextDecoder(nn.Module):
         self.between = compiled(between)
 
     def use_few_rows(self, few_rows: FewRows) -> None:
-        """Runs steps of few rows through `few_rows` from now on. Compiles and loads its kernels, by running each: a
-        step must not."""
-        first = self.layers[0]
-        for num_rows in range(1, few_rows.max_rows + 1):
-            hidden_TD = self.embedding_VD.new_zeros((num_rows, self.config.hidden_size))
-            cos, sin = rotary_tables(self.inverse_frequencies.new_zeros((num_rows, 1, self.config.head_dim // 2)))
-            q_THE, _, _ = few_rows.before(first, hidden_TD, cos, sin)
-            few_rows.after(first, hidden_TD, q_THE.contiguous())
+        """Runs steps of few rows through `few_rows` from now on."""
+        few_rows.warm_up(self.layers[0])
         self.few_rows = few_rows
 
     @property
@@ -130,17 +123,14 @@ class TextDecoder(nn.Module):
         angles = positions_3T.t().float().index_select(1, self.frequency_axes) * self.inverse_frequencies
         cos, sin = rotary_tables(angles.unsqueeze(1))
         hidden_TD = embeds_TD
-        before: Before = DecoderLayer.before
-        after: After = DecoderLayer.after
-        between = self.between
         if self.few_rows is not None and len(embeds_TD) <= self.few_rows.max_rows:
-            before, between, after = self.few_rows.before, self.few_rows.between, self.few_rows.after
-        qkv = before(self.layers[0], hidden_TD, cos, sin)
+            return self.norm.forward(self.few_rows.forward(self.layers, hidden_TD, cos, sin, attention))
+        qkv = self.layers[0].before(hidden_TD, cos, sin)
         for layer, following in pairwise(self.layers):
             attended_THE = attention.forward(layer.index, *qkv)
-            hidden_TD, qkv = between(layer, following, hidden_TD, attended_THE, cos, sin)
+            hidden_TD, qkv = self.between(layer, following, hidden_TD, attended_THE, cos, sin)
         last = self.layers[-1]
-        return self.norm.forward(after(last, hidden_TD, attention.forward(last.index, *qkv)))
+        return self.norm.forward(last.after(hidden_TD, attention.forward(last.index, *qkv)))
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """Float32 [S, V] of rows that `forward` gave."""

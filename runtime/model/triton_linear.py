@@ -182,12 +182,14 @@ def _sums(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rotary_kernel(
-    x_ptr, w_ptr, bias_ptr, norm_ptr, cos_ptr, sin_ptr, out_ptr, num_rows, eps,
-    NUM_HEADS: tl.constexpr, NUM_ROTATED: tl.constexpr, HALF: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, norm_ptr, cos_ptr, sin_ptr, out_ptr, cache_ptr, slots_ptr, num_rows, block_stride, eps,
+    NUM_HEADS: tl.constexpr, NUM_ROTATED: tl.constexpr, NUM_QUERY: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, STORES: tl.constexpr,
     INPUTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
     STAGES: tl.constexpr, WAITS: tl.constexpr,
 ):  # fmt: skip
-    """Pair p is elements `p % HALF` and `p % HALF + HALF` of head `p // HALF`."""
+    """Pair p is elements `p % HALF` and `p % HALF + HALF` of head `p // HALF`. With `STORES` keys and values go to
+    their slots of the cache, and `out` has queries only."""
     pairs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     is_pair = pairs < NUM_HEADS * HALF
     heads, elements = pairs // HALF, pairs % HALF
@@ -199,13 +201,29 @@ def _rotary_kernel(
     first += tl.load(bias_ptr + outputs, mask=is_pair, other=0.0).to(tl.float32)[:, None]
     second += tl.load(bias_ptr + HALF + outputs, mask=is_pair, other=0.0).to(tl.float32)[:, None]
     rows = tl.arange(0, COLUMNS)
-    is_stored = is_pair[:, None] & (rows < num_rows)[None, :]
+    is_row = rows < num_rows
+    is_stored = is_pair[:, None] & is_row[None, :]
     is_rotated = is_stored & (heads < NUM_ROTATED)[:, None]
     cos = tl.load(cos_ptr + rows[None, :] * 2 * HALF + elements[:, None], mask=is_rotated, other=1.0)
     sin = tl.load(sin_ptr + rows[None, :] * HALF + elements[:, None], mask=is_rotated, other=0.0)
-    places = out_ptr + rows[None, :] * (NUM_HEADS * 2 * HALF) + outputs[:, None]
-    tl.store(places, (first * cos - second * sin).to(out_ptr.dtype.element_ty), mask=is_stored)
-    tl.store(places + HALF, (second * cos + first * sin).to(out_ptr.dtype.element_ty), mask=is_stored)
+    one = (first * cos - second * sin).to(out_ptr.dtype.element_ty)
+    other = (second * cos + first * sin).to(out_ptr.dtype.element_ty)
+    if STORES:
+        is_cached = is_stored & (heads >= NUM_QUERY)[:, None]
+        is_value = (heads >= NUM_ROTATED).to(tl.int64)
+        cached_heads = heads - NUM_QUERY - is_value * (NUM_ROTATED - NUM_QUERY)
+        slots = tl.load(slots_ptr + rows, mask=is_row, other=0)
+        row_width: tl.constexpr = (NUM_ROTATED - NUM_QUERY) * 2 * HALF
+        within_block = is_value[:, None] * BLOCK_SIZE + (slots % BLOCK_SIZE)[None, :]
+        starts = (slots // BLOCK_SIZE * block_stride)[None, :] + within_block * row_width
+        cached = cache_ptr + starts + (cached_heads * 2 * HALF + elements)[:, None]
+        tl.store(cached, one, mask=is_cached)
+        tl.store(cached + HALF, other, mask=is_cached)
+        is_stored = is_stored & (heads < NUM_QUERY)[:, None]
+    out_heads: tl.constexpr = NUM_QUERY if STORES else NUM_HEADS
+    places = out_ptr + rows[None, :] * (out_heads * 2 * HALF) + outputs[:, None]
+    tl.store(places, one, mask=is_stored)
+    tl.store(places + HALF, other, mask=is_stored)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -248,6 +266,15 @@ def _residual_kernel(
     tl.store(out_ptr + places, (residual + product).to(out_ptr.dtype.element_ty), mask=is_stored)
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeyValuePlace:
+    """Where a layer's keys and values go: its view of the cache [num_blocks, 2, block_size, K, E], whose blocks are
+    contiguous, and the slot of each row, int64 [T]."""
+
+    cache: Tensor
+    slots_T: Tensor
+
+
 def rotary_product(
     x_TI: Tensor,
     weight_OI: Tensor,
@@ -257,11 +284,14 @@ def rotary_product(
     sin: Tensor,
     *,
     eps: float,
+    num_query: int,
     num_rotated: int,
     tile: Tile,
     waits: bool,
+    place: KeyValuePlace | None = None,
 ) -> Tensor:
-    """Queries, keys and values [T, H, E] of rows, where the first `num_rotated` heads are rotated.
+    """Queries, keys and values [T, H, E] of rows, where the first `num_rotated` heads are rotated; or, with a `place`
+    for keys and values, queries alone.
 
     Args:
         cos, sin: float32 tables as `layers.rotary_tables` gives them, [T, 1, E] and [T, 1, E / 2].
@@ -269,12 +299,19 @@ def rotary_product(
     """
     num_rows, num_inputs, head_dim = len(x_TI), x_TI.shape[1], cos.shape[-1]
     num_heads = len(weight_OI) // head_dim
-    out = x_TI.new_empty((num_rows, num_heads, head_dim))
+    out = x_TI.new_empty((num_rows, num_heads if place is None else num_query, head_dim))
     _check(num_rows, tile, x_TI, weight_OI, bias_O, norm_I, cos, sin)
-    grid = (triton.cdiv(num_heads * head_dim // 2, tile.block_outputs),)
-    _rotary_kernel[grid](
-        x_TI, weight_OI, bias_O, norm_I, cos, sin, out, num_rows, eps,
-        NUM_HEADS=num_heads, NUM_ROTATED=num_rotated, HALF=head_dim // 2, INPUTS=num_inputs, **_meta(tile, waits),
+    block_size = 1
+    if place is not None:
+        assert place.cache[0].is_contiguous()
+        assert len(place.slots_T) >= num_rows
+        block_size = place.cache.shape[2]
+    _rotary_kernel[(triton.cdiv(num_heads * head_dim // 2, tile.block_outputs),)](
+        x_TI, weight_OI, bias_O, norm_I, cos, sin, out,
+        out if place is None else place.cache, cos if place is None else place.slots_T,
+        num_rows, 0 if place is None else place.cache.stride(0), eps,
+        NUM_HEADS=num_heads, NUM_ROTATED=num_rotated, NUM_QUERY=num_query, HALF=head_dim // 2, BLOCK_SIZE=block_size,
+        STORES=place is not None, INPUTS=num_inputs, **_meta(tile, waits),
     )  # fmt: skip
     return out
 

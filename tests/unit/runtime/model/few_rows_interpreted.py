@@ -2,13 +2,49 @@
 `TRITON_INTERPRET=1` must be set before Triton is imported."""
 
 import torch
+from torch import Tensor
 
+from runtime.model.attention import AttentionBatch
 from runtime.model.few_rows import FewRowsLayers
 from runtime.model.layers import Place
 from tests.unit.runtime.model.few_rows_layers import ODD, filled_layer, step
 
 # The interpreter multiplies in NumPy, which has no bfloat16.
 PLACE: Place = {"dtype": torch.float16, "device": torch.device("cpu")}
+
+
+BLOCK_SIZE = 3
+
+
+class Sums:
+    """In the place of attention: queries plus keys and values as the cache has them, which is block-major."""
+
+    def __init__(self, slots_T: Tensor) -> None:
+        self.slots_T = slots_T
+        self.blocks = torch.zeros(5, 2, 2, BLOCK_SIZE, ODD.num_key_value_heads, ODD.head_dim, dtype=torch.float16)
+
+    def plan(self, batch: AttentionBatch) -> None: ...
+
+    def anticipate(self) -> None: ...
+
+    def forward(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        blocks_T, offsets_T = self.slots_T // BLOCK_SIZE, self.slots_T % BLOCK_SIZE
+        self.blocks[blocks_T, layer, 0, offsets_T] = k_TKD
+        self.blocks[blocks_T, layer, 1, offsets_T] = v_TKD
+        return self.sums(layer, q_THD)
+
+    def sums(self, layer: int, q_THD: Tensor) -> Tensor:
+        blocks_T, offsets_T = self.slots_T // BLOCK_SIZE, self.slots_T % BLOCK_SIZE
+        keys, values = (self.blocks[blocks_T, layer, kind, offsets_T] for kind in range(2))
+        return (q_THD + 2 * keys + 3 * values).contiguous()
+
+
+class PlacedSums(Sums):
+    def place(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.blocks[:, layer], self.slots_T
+
+    def attend(self, layer: int, q_THD: Tensor) -> Tensor:
+        return self.sums(layer, q_THD)
 
 
 def kernels_agree_with_the_layer(few_rows: FewRowsLayers, num_rows: int) -> None:
@@ -31,9 +67,30 @@ def a_row_does_not_depend_on_those_beside_it(few_rows: FewRowsLayers) -> None:
     assert torch.equal(few_rows.before(layer, other, cos, sin)[0][:3], q_THE)
 
 
+def layers_agree_around_attention(few_rows: FewRowsLayers, num_rows: int, attention: "PlacedSums | Sums") -> None:
+    """Two layers around an attention that reads its cache; `PlacedSums` leaves storing to the kernels."""
+    layers = [filled_layer(ODD, PLACE) for _ in range(2)]
+    layers[1].index = 1
+    hidden, _, cos, sin = step(ODD, num_rows, PLACE)
+    slots = torch.randperm(5 * BLOCK_SIZE)[:num_rows]
+    plain = Sums(slots)
+    attention.slots_T = slots
+    expected = hidden
+    for layer in layers:
+        expected = layer.after(expected, plain.forward(layer.index, *layer.before(expected, cos, sin)))
+    found = few_rows.forward(layers, hidden, cos, sin, attention)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(attention.blocks, plain.blocks, rtol=5e-3, atol=5e-3)
+    assert all(int((layer[:, 0].abs().sum((-1, -2)) > 0).sum()) == num_rows for layer in plain.blocks.unbind(1))
+
+
 if __name__ == "__main__":
     kernels = FewRowsLayers(waits=False)
     for count in (1, 2, 5, 8):
         kernels_agree_with_the_layer(kernels, count)
+    for count in (1, 5):
+        layers_agree_around_attention(kernels, count, Sums(torch.empty(0)))
+        layers_agree_around_attention(kernels, count, PlacedSums(torch.empty(0)))
+    kernels.warm_up(filled_layer(ODD, PLACE))
     a_row_does_not_depend_on_those_beside_it(kernels)
     print("agreed")
