@@ -14,7 +14,7 @@ other rows hold.
 
 One row multiplies and adds; more rows go through the tensor cores, with the weights as the left side, since their 8
 columns are the narrowest tile there. Where a kernel waits for the one before it (programmatic dependent launch, Hopper
-and later), it asks for its first weights before it waits: they do not depend on anything.
+and later), it has started by then, and with one row has asked for its first weights: they do not depend on anything.
 
 Import this module only where its kernels run: Triton comes with CUDA builds of torch alone.
 

@@ -122,11 +122,11 @@ def test_a_decode_step_is_on_its_way_before_it_is_scheduled(factory: EngineFacto
     assert replays.count == 11
 
 
-def test_few_blocks_preempt_no_earlier_and_change_no_token(factory: EngineFactory) -> None:
+def test_preemptions_change_no_token(factory: EngineFactory) -> None:
     arrivals = [(0, request(name, max_tokens=30)) for name in "abcd"]
     plain, ahead = (engine(factory, run_ahead, num_blocks=22) for run_ahead in ("off", "on"))
     expected, found = outputs_of(plain, arrivals), outputs_of(ahead, arrivals)
-    assert plain.stats.num_preemptions > 0
+    assert min(plain.stats.num_preemptions, ahead.stats.num_preemptions) > 0
     for request_id in "abcd":
         assert tokens_of(found[request_id]) == tokens_of(expected[request_id])
 
