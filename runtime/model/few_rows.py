@@ -18,7 +18,6 @@ from runtime.model.attention import DecoderAttention, PlacedAttention
 from runtime.model.layers import rotary_tables
 from runtime.model.qwen2_5_vl_text import DecoderLayer, QueryKeyValue
 from runtime.model.triton_linear import (
-    MAX_ROWS,
     KeyValuePlace,
     Tile,
     residual_product,
@@ -28,14 +27,16 @@ from runtime.model.triton_linear import (
 
 # By product: for one row, and for two to eight (docs/decisions.md).
 ONE_ROW = {
-    "rotary": Tile(block_outputs=2, block_inputs=2048, num_warps=4),
+    "rotary": Tile(block_outputs=4, block_inputs=2048, num_warps=4),
     "swiglu": Tile(block_outputs=4, block_inputs=2048, num_warps=4),
-    "residual": Tile(block_outputs=4, block_inputs=2048, num_warps=4),
+    "out": Tile(block_outputs=2, block_inputs=2048, num_warps=4),
+    "down": Tile(block_outputs=8, block_inputs=1024, num_warps=8),
 }
 SOME_ROWS = {
-    "rotary": Tile(block_outputs=16, block_inputs=256, num_warps=4, num_stages=4, uses_dot=True),
-    "swiglu": Tile(block_outputs=32, block_inputs=128, num_warps=4, num_stages=4, uses_dot=True),
-    "residual": Tile(block_outputs=16, block_inputs=256, num_warps=4, num_stages=4, uses_dot=True),
+    "rotary": Tile(block_outputs=32, block_inputs=256, num_warps=2, num_stages=3, uses_dot=True),
+    "swiglu": Tile(block_outputs=32, block_inputs=256, num_warps=2, num_stages=3, uses_dot=True),
+    "out": Tile(block_outputs=16, block_inputs=256, num_warps=1, num_stages=4, uses_dot=True),
+    "down": Tile(block_outputs=16, block_inputs=256, num_warps=1, num_stages=4, uses_dot=True),
 }
 
 
@@ -45,7 +46,8 @@ class FewRowsLayers:
     `waits`: whether kernels start as dependents of those before them; for Hopper and later.
     """
 
-    max_rows = MAX_ROWS
+    # From two rows on cuBLAS is faster: a layer's products take 54 us there, and 59 to 75 in these kernels.
+    max_rows = 1
 
     def __init__(self, *, waits: bool) -> None:
         self._waits = waits
@@ -77,9 +79,10 @@ class FewRowsLayers:
 
     def after(self, layer: DecoderLayer, hidden_TD: Tensor, attended_THE: Tensor) -> Tensor:
         """As `DecoderLayer.after`."""
-        tile = self._tile("residual", hidden_TD)
         attended_TD = attended_THE.reshape(len(hidden_TD), -1)
-        hidden_TD = residual_product(attended_TD, layer.out.weight, hidden_TD, tile=tile, waits=self._waits)
+        hidden_TD = residual_product(
+            attended_TD, layer.out.weight, hidden_TD, tile=self._tile("out", hidden_TD), waits=self._waits
+        )
         middle_TF = swiglu_product(
             hidden_TD,
             layer.mlp.gate_up.weight,
@@ -88,12 +91,13 @@ class FewRowsLayers:
             tile=self._tile("swiglu", hidden_TD),
             waits=self._waits,
         )
+        tile = self._tile("down", hidden_TD)
         return residual_product(middle_TF, layer.mlp.down.weight, hidden_TD, tile=tile, waits=self._waits)
 
     def warm_up(self, layer: DecoderLayer) -> None:
         """Runs each kernel for one row and for several, with and without a place for keys and values."""
         width, head_dim, num_kv_heads = layer.out.weight.shape[0], layer.head_dim, layer.num_kv_heads
-        for num_rows in (1, 2):
+        for num_rows in range(1, min(2, self.max_rows) + 1):
             hidden_TD = layer.out.weight.new_zeros((num_rows, width))
             cos, sin = rotary_tables(hidden_TD.new_zeros((num_rows, 1, head_dim // 2), dtype=torch.float32))
             q_THE, _, _ = self.before(layer, hidden_TD, cos, sin)
