@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install check fix test test-clients test-gpu bench bench-cpu reliability run clean
+.PHONY: install check fix test test-clients test-gpu bench bench-cpu bench-overhead reliability run clean
 
 # Twice --quiet: errors only, without setuptools' warning about editable installs.
 $(STAMP): pyproject.toml constraints.txt
@@ -51,9 +51,14 @@ test-clients: $(STAMP) $(GROUPS:%=$(CLIENTS)/%/.installed) $(NODE_CLIENTS)/node_
 test-gpu: $(STAMP)
 	$(BIN)/python -m pytest -m gpu
 
-bench: bench-cpu
+bench: bench-overhead bench-cpu
 
-# In turn with a peer, on the same requests; makes the README's table.
+# What the engine and the server cost beside the model: a step's parts, and streams over an engine that only replays.
+bench-overhead: $(STAMP)
+	$(BIN)/python -m benchmarks.step_overhead
+	$(BIN)/python -m benchmarks.stream_capacity
+
+# In turn with its peers, on the same requests; makes the README's table.
 bench-cpu: $(STAMP)
 	$(BIN)/python -m benchmarks.compare_cpu
 	$(BIN)/python -m benchmarks.readme_table

