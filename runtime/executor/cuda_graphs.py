@@ -313,6 +313,8 @@ class TorchCapture:
                 end_allocate(self._device.index or 0, pool)
         with contextlib.suppress(RuntimeError):
             graph.reset()
+        if self.is_reusable(pool):
+            return  # the capture ended, and torch let go of it
         # For the life of the process, longer than any object's of ours: one more reference than there are.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
         with contextlib.suppress(RuntimeError):

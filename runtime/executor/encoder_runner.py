@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from runtime.checkpoint import VisionConfig
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.graphs import Bucket, GraphSet, SelfTestFill
 from runtime.executor.packing import Pack, pack_eager, pack_images
+from runtime.executor.retry import retry_on_empty_cache
 from runtime.model.qwen2_5_vl_vision import EncoderInputs, VisionEncoder, encoder_inputs, patch_grid
 from runtime.model.vision_layout import EncoderLayout, encoder_layout
 from runtime.staging import PinnedArena
@@ -217,7 +219,7 @@ class EncoderRunner:
             rows_TD = self.graphs.replay(choice, tokens=pack.tokens, items=len(items))
         else:
             self.graphs.count_miss(choice, items=len(items))
-            rows_TD = self.program.eager(pixels)
+            rows_TD = retry_on_empty_cache(partial(self.program.eager, pixels))
         start = 0
         for item, size in zip(items, sizes, strict=True):
             self._store.put(item.image_hash, rows_TD[start : start + size])

@@ -12,6 +12,7 @@ Legend: T tokens of a step, S sequences that sample, D hidden width, V vocabular
 import logging
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from runtime.executor.encoder_runner import EncoderItem
 from runtime.executor.grammar_masks import GrammarMasks
 from runtime.executor.graphs import Bucket, GraphSet
 from runtime.executor.request_slots import RequestSlots, RunningRequest
+from runtime.executor.retry import retry_on_empty_cache
 from runtime.executor.run_ahead import LaunchedStep
 from runtime.executor.sampler import SampledBatch, Sampler
 from runtime.executor.sampling_rows import SamplingRows
@@ -391,15 +393,19 @@ class ModelRunner:
             self._graphs.count_miss(choice, items=shape.num_seqs)
         batch = fill_batch(self._buffers, self._slots, scheduled, shape)
         self._attention.plan(batch.attention)
+        # Run again it stores the same keys and values in the same places.
+        return batch, retry_on_empty_cache(partial(self._eager_logits, batch))
+
+    def _eager_logits(self, batch: StepBatch) -> Tensor | None:
         embeds_TD = self._embed(batch)
         positions_3T = self._buffers.positions_3T.device[:, : batch.padded_tokens]
         hidden_TD = self._decoder.forward(embeds_TD, positions_3T, self._attention)
         num_sampling = len(batch.sampling_B)
         if num_sampling == 0:
-            return batch, None
+            return None
         if num_sampling < batch.padded_tokens:
             hidden_TD = hidden_TD.index_select(0, self._buffers.logits_index_S.device[:num_sampling])
-        return batch, self._decoder.logits(hidden_TD)
+        return self._decoder.logits(hidden_TD)
 
     def _embed(self, batch: StepBatch) -> Tensor:
         """Embeddings [T, D] of the step's tokens, with image rows in the places of placeholders."""

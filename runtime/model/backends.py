@@ -115,7 +115,9 @@ def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.de
         encoder_attention=choose_encoder_attention(
             config.encoder_attention_backend, facts=facts, dtype=dtype, vision=model.vision
         ),
-        few_rows=choose_few_rows(config.few_rows_backend, facts=facts, dtype=dtype),
+        few_rows=choose_few_rows(
+            config.few_rows_backend, facts=facts, dtype=dtype, has_graphs=config.decoder_graphs != "none"
+        ),
         is_compiled=should_compile(config.compile, facts=facts),
         has_numpy_rows=should_run_rows_in_numpy(config.compile, facts=facts, dtype=dtype),
         is_packed=should_pack(config.compile, facts=facts, dtype=dtype),
@@ -187,8 +189,10 @@ def choose_encoder_attention(
     return _sdpa(facts, obstacle)
 
 
-def choose_few_rows(wanted: FewRowsBackend, *, facts: DeviceFacts, dtype: torch.dtype) -> FewRowsChoice:
-    """What multiplies in the decoder's steps of few rows.
+def choose_few_rows(
+    wanted: FewRowsBackend, *, facts: DeviceFacts, dtype: torch.dtype, has_graphs: bool
+) -> FewRowsChoice:
+    """What multiplies in the decoder's steps of few rows. `has_graphs`: whether such steps are replayed.
 
     Raises:
         ConfigError: what was asked for cannot run here; says why.
@@ -208,11 +212,13 @@ def choose_few_rows(wanted: FewRowsBackend, *, facts: DeviceFacts, dtype: torch.
         if obstacle is not None:
             raise ConfigError(f"few_rows_backend is 'triton': {obstacle}")
         return FewRowsChoice(backend="triton", reason="it was asked for")
+    if obstacle is None and not has_graphs:
+        obstacle = "without decoder graphs the launches of kernels count, not what they do"
     if obstacle is None and facts.capability != HOPPER:
         obstacle = "the tiles were measured on compute capability 9.0 only"
     if obstacle is not None:
         return FewRowsChoice(backend="torch", reason=obstacle)
-    return FewRowsChoice(backend="triton", reason="products of up to 8 rows read weights faster than cuBLAS")
+    return FewRowsChoice(backend="triton", reason="products of one row read weights faster than in cuBLAS")
 
 
 def build_few_rows(choice: FewRowsChoice, *, facts: DeviceFacts) -> FewRows | None:

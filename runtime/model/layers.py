@@ -65,7 +65,7 @@ class Linear(nn.Module):
 
     def pack(self, *, keep: bool) -> None:
         """Packs the weight, once it is loaded. `keep`: and keeps it as it is, for products of one row."""
-        self.packed = PackedWeight(self.weight)
+        self.packed = PackedWeight(self.weight, has_bias=self.bias is not None)
         self.is_only_packed = not keep
         if not keep:
             self.weight = nn.Parameter(self.weight.new_empty((0, self.weight.shape[1])), requires_grad=False)

@@ -2,8 +2,8 @@
 precision only.
 
 Its operators for packed weights are Inductor's, and not public: `is_available` says whether this torch has them, and
-`F.linear` is the plain twin. A product's code is made at its first number of rows (one to three milliseconds) and kept,
-as many as 1,024 of them; so rows are padded to a number out of few.
+`F.linear` is the plain twin. A product's code is made at its first number of rows, takes one to three milliseconds and
+half a MB, and stays: so there are few such numbers, all of them made with the weight, before memory is read.
 
 Legend: ... leading dimensions, I inputs, O outputs.
 """
@@ -11,8 +11,8 @@ Legend: ... leading dimensions, I inputs, O outputs.
 import torch
 from torch import Tensor
 
-# So many rows are exact; beyond, up to a seventh more are computed.
-MAX_EXACT_ROWS = 16
+# Products are computed with these numbers of rows, and with the largest again and again where there are more.
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 
 # How many rows a weight is packed for: the layout is as good for any other number (docs/decisions.md).
 _TYPICAL_ROWS = 32
@@ -24,20 +24,21 @@ def is_available() -> bool:
     return has_library and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def padded_rows(num_rows: int) -> int:
-    """The number of rows that a product of `num_rows` is computed with: 8 different ones from each power of two to the
-    next."""
-    if num_rows <= MAX_EXACT_ROWS:
-        return num_rows
-    step = 1 << ((num_rows - 1).bit_length() - 4)
-    return -(-num_rows // step) * step
+def pieces_of(num_rows: int) -> list[int]:
+    """The numbers of rows that a product of `num_rows` is computed with; the last may have room for more rows."""
+    whole, rest = divmod(num_rows, ROWS[-1])
+    return [ROWS[-1]] * whole + [next(rows for rows in ROWS if rows >= rest)] * (rest > 0)
 
 
 class PackedWeight:
     """One weight [O, I], packed."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, *, has_bias: bool) -> None:
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _TYPICAL_ROWS)
+        num_outputs, num_inputs = weight.shape
+        bias = weight.new_zeros(num_outputs) if has_bias else None
+        for rows in ROWS:
+            self._multiply(weight.new_zeros((rows, num_inputs)), bias)
 
     @property
     def nbytes(self) -> int:
@@ -47,13 +48,21 @@ class PackedWeight:
         """`x @ weight.T + bias`: [..., I] -> [..., O]."""
         rows = x.flatten(0, -2) if x.dim() > 2 else x
         num_rows = len(rows)
-        num_padded = padded_rows(num_rows)
+        pieces = pieces_of(num_rows)
+        num_padded = sum(pieces)
         if num_padded > num_rows:
             padded = rows.new_empty((num_padded, rows.shape[1]))
             padded[:num_rows] = rows
             padded[num_rows:] = 0
             rows = padded
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
+        if len(pieces) == 1:
+            product = self._multiply(rows, bias)
+        else:
+            product = torch.cat([self._multiply(piece, bias) for piece in torch.split(rows, pieces)])
         if num_padded > num_rows:
             product = product[:num_rows]
         return product.view(*x.shape[:-1], -1) if x.dim() > 2 else product
+
+    def _multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
+        return product

@@ -106,7 +106,7 @@ class TextDecoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack(keep=True)
-        self.packed_head = PackedWeight(self.head_VD)
+        self.packed_head = PackedWeight(self.head_VD, has_bias=False)
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Rows [T, D] of tokens [T]."""

@@ -101,12 +101,12 @@ def test_plain_twins_are_one_flag_away(published: tuple[TextConfig, VisionConfig
 
 
 def test_few_rows_go_through_triton_where_its_tiles_were_measured() -> None:
-    assert choose_few_rows("auto", facts=HOPPER, dtype=torch.bfloat16).backend == "triton"
-    assert choose_few_rows("torch", facts=HOPPER, dtype=torch.bfloat16).backend == "torch"
+    assert choose_few_rows("auto", facts=HOPPER, dtype=torch.bfloat16, has_graphs=True).backend == "triton"
+    assert choose_few_rows("torch", facts=HOPPER, dtype=torch.bfloat16, has_graphs=True).backend == "torch"
     ampere = replace(HOPPER, capability=(8, 0))
-    choice = choose_few_rows("auto", facts=ampere, dtype=torch.bfloat16)
+    choice = choose_few_rows("auto", facts=ampere, dtype=torch.bfloat16, has_graphs=True)
     assert (choice.backend, "measured" in choice.reason) == ("torch", True)
-    assert choose_few_rows("triton", facts=ampere, dtype=torch.bfloat16).backend == "triton"
+    assert choose_few_rows("triton", facts=ampere, dtype=torch.bfloat16, has_graphs=True).backend == "triton"
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_few_rows_go_through_triton_where_its_tiles_were_measured() -> None:
     ],
 )
 def test_few_rows_stay_with_torch_and_the_reason_is_told(facts: DeviceFacts, dtype: torch.dtype, why: str) -> None:
-    choice = choose_few_rows("auto", facts=facts, dtype=dtype)
+    choice = choose_few_rows("auto", facts=facts, dtype=dtype, has_graphs=True)
     assert choice.backend == "torch"
     assert why in choice.reason
     with pytest.raises(ConfigError, match=r"few_rows_backend is 'triton': .*" + why):
-        choose_few_rows("triton", facts=facts, dtype=dtype)
+        choose_few_rows("triton", facts=facts, dtype=dtype, has_graphs=True)
 
 
 def test_rows_go_through_numpy_on_one_thread_of_a_cpu_in_float32_unless_plain_ones_are_asked_for() -> None:

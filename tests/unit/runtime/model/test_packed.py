@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from runtime.checkpoint import ModelConfig
+from runtime.executor.device import CpuDevice
 from runtime.model import loader, packed
 from runtime.model.layers import Linear
 from runtime.model.loader import LoadedModel, load_model
-from runtime.model.packed import MAX_EXACT_ROWS, PackedWeight, padded_rows
+from runtime.model.packed import ROWS, PackedWeight, pieces_of
 from runtime.model.qwen2_5_vl_vision import encoder_inputs, patchify
 from runtime.model.sdpa import DenseSdpaAttention
 from runtime.model.vision_layout import encoder_layout
@@ -28,19 +29,29 @@ def packed_model(tiny_checkpoint: Path, config: ModelConfig) -> LoadedModel:
     return model
 
 
-def test_rows_are_padded_to_few_numbers() -> None:
-    counts = range(1, 4097)
-    padded = [padded_rows(count) for count in counts]
-    assert padded[:MAX_EXACT_ROWS] == list(counts)[:MAX_EXACT_ROWS]
-    assert padded == sorted(padded)
-    assert all(count <= rows <= count + count // 7 for count, rows in zip(counts, padded, strict=True))
-    # Five shapes of products a decoder: all of them fit oneDNN's cache of 1,024.
-    assert len(set(padded)) <= 16 + 8 * 8
-    assert padded_rows(93) == 96
+def test_rows_are_computed_in_few_numbers() -> None:
+    for count in range(1, 4097):
+        pieces = pieces_of(count)
+        assert set(pieces) <= set(ROWS)
+        assert sum(pieces[:-1]) < count <= sum(pieces) < 2 * count
+    assert pieces_of(93) == [96]
+    assert pieces_of(520) == [256, 256, 8]
+
+
+def test_no_memory_grows_with_new_numbers_of_rows() -> None:
+    """oneDNN keeps half a MB for the code of every number of rows that it meets."""
+    weight = PackedWeight(torch.randn(384, 256), has_bias=True)
+    bias = torch.zeros(384)
+    x = torch.randn(600, 256)
+    weight.product(x, bias)
+    before = CpuDevice().used_bytes()
+    for count in range(1, 600):
+        weight.product(x[:count], bias)
+    assert CpuDevice().used_bytes() - before < 16 * 2**20
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 93])
+@pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 93, 600])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(48, 96), (100, 60)])
 def test_products_are_those_of_the_plain_weight(
     num_inputs: int, num_outputs: int, num_rows: int, has_bias: bool
@@ -49,7 +60,7 @@ def test_products_are_those_of_the_plain_weight(
     bias = torch.randn(num_outputs) if has_bias else None
     x = torch.randn(num_rows, num_inputs)
 
-    product = PackedWeight(weight).product(x, bias)
+    product = PackedWeight(weight, has_bias=has_bias).product(x, bias)
 
     torch.testing.assert_close(product, F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
 
@@ -58,7 +69,7 @@ def test_leading_dimensions_and_strides_are_kept() -> None:
     weight = torch.randn(24, 16)
     x = torch.randn(3, 32, 7).transpose(1, 2)[..., :16]
 
-    product = PackedWeight(weight).product(x, None)
+    product = PackedWeight(weight, has_bias=False).product(x, None)
 
     torch.testing.assert_close(product, F.linear(x, weight), rtol=1e-5, atol=1e-5)
 
