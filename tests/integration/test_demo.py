@@ -1,6 +1,9 @@
-"""The embedded model over HTTP: the pictures in `examples/`, answered right, and what `/metrics` then says."""
+"""The embedded model over HTTP: the pictures in `examples/`, answered right, what `/metrics` then says, and the commands
+of the README."""
 
 import json
+import re
+import subprocess
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,15 @@ from tests.http_server import image_part, picture
 from tests.integration.test_http_engine import Fovea, serving
 from training.sample import is_right
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+ROOM = ("--memory-bytes", "1GiB")
 CONVERSATIONS: list[dict[str, Any]] = json.loads((EXAMPLES / "questions.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def demo() -> Generator[Fovea, None, None]:
-    with serving(Path("demo"), "--served-model-name", "demo", "--encoder-graph-budgets", "64,96,128") as fovea:
+    with serving(Path("demo"), "--served-model-name", "demo", "--encoder-graph-budgets", "64,96,128", *ROOM) as fovea:
         yield fovea
 
 
@@ -84,3 +89,28 @@ def test_a_picture_beyond_the_largest_budget_is_a_counted_miss(demo: Fovea, open
     assert completion.usage is not None
     assert completion.usage.prompt_tokens_details.image_tokens == 256  # the largest budget here is 128
     assert demo.metrics()["fovea_graph_misses_total", ("encoder", "too_large")] == before + 1
+
+
+def readme_commands() -> list[str]:
+    """Every curl of the README's shell blocks, to the server's default address."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    commands = re.split(r"^(?=\S)", "\n".join(blocks), flags=re.MULTILINE)
+    return [command for command in commands if command.startswith("curl") and "127.0.0.1:8000" in command]
+
+
+def run_shell(command: str, demo: Fovea) -> str:
+    command = command.replace("http://127.0.0.1:8000", str(demo.client.base_url).rstrip("/"))
+    ended = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_readmes_commands_print_what_it_says(demo: Fovea) -> None:
+    ask, metrics = readme_commands()[:2]
+    answer = json.loads(run_shell(ask, demo))
+    assert "purple" in answer["choices"][0]["message"]["content"]
+    shown = run_shell(metrics, demo)
+    assert "fovea_graph_hits_total" in shown
+    assert "fovea_memory_bytes" in shown
