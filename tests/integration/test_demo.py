@@ -1,5 +1,5 @@
-"""The embedded model over HTTP: the pictures in `examples/`, answered right, what `/metrics` then says, and the commands
-of the README."""
+"""The embedded model over HTTP: the pictures in `examples/` answered right, what `/metrics` then says, and the README's
+commands."""
 
 import json
 import re
