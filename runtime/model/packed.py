@@ -11,8 +11,8 @@ Legend: ... leading dimensions, I inputs, O outputs.
 import torch
 from torch import Tensor
 
-# Products are computed with these numbers of rows, and with the largest again and again where there are more.
-ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+# Products are computed with these numbers of rows, one after the other where there are more.
+ROWS = (2, 4, 8, 16, 32, 128)
 
 # How many rows a weight is packed for: the layout is as good for any other number (docs/decisions.md).
 _TYPICAL_ROWS = 32
@@ -26,8 +26,11 @@ def is_available() -> bool:
 
 def pieces_of(num_rows: int) -> list[int]:
     """The numbers of rows that a product of `num_rows` is computed with; the last may have room for more rows."""
-    whole, rest = divmod(num_rows, ROWS[-1])
-    return [ROWS[-1]] * whole + [next(rows for rows in ROWS if rows >= rest)] * (rest > 0)
+    pieces = [ROWS[-1]] * (num_rows // ROWS[-1])
+    num_rows %= ROWS[-1]
+    pieces += [ROWS[-2]] * (num_rows // ROWS[-2])
+    num_rows %= ROWS[-2]
+    return pieces + [next(rows for rows in ROWS if rows >= num_rows)] * (num_rows > 0)
 
 
 class PackedWeight:
