@@ -154,7 +154,7 @@ def serve(image: Image, stages: dict[str, list[Instruction]], model: str) -> Non
     health = json.loads(next(rest for word, rest in own if word == "HEALTHCHECK").partition("CMD ")[2])
     port = free_port()
     # A container has its own network; here the port must be free. Nothing else of the caller's settings comes in.
-    settings = {"FOVEA_PORT": str(port), "FOVEA_MODEL": model, "FOVEA_MEMORY_BYTES": "512MiB"}
+    settings = {"FOVEA_PORT": str(port), "FOVEA_MODEL": model, "FOVEA_MEMORY_BYTES": "1GiB"}
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("FOVEA_", "PYTHON"))}
     environment = {**clean, **environment, **settings}
     started = time.perf_counter()

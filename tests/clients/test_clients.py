@@ -24,7 +24,7 @@ pytestmark = pytest.mark.clients
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-clients"
 FLAGS = (
-    *("--memory-bytes", "512MiB", "--max-num-seqs", "4", "--served-model-name", MODEL, "--encoder-graph-budgets", "64"),
+    *("--memory-bytes", "1GiB", "--max-num-seqs", "4", "--served-model-name", MODEL, "--encoder-graph-budgets", "64"),
 )
 QUESTION = "What is in the picture?"
 MAX_TOKENS = 16

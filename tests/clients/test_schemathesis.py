@@ -16,7 +16,7 @@ from tests.served_process import Fovea, serving
 pytestmark = pytest.mark.clients
 
 FLAGS = (
-    *("--memory-bytes", "512MiB", "--max-num-seqs", "4", "--served-model-name", MODEL, "--encoder-graph-budgets", "64"),
+    *("--memory-bytes", "1GiB", "--max-num-seqs", "4", "--served-model-name", MODEL, "--encoder-graph-budgets", "64"),
     *("--max-model-len", "256"),
 )
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"

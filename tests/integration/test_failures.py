@@ -20,7 +20,7 @@ from tests.integration import faulty_engine
 from tests.served_process import FAULTY_SERVE, Fovea, serving
 
 FLAGS = (
-    *("--memory-bytes", "512MiB", "--max-num-seqs", "8", "--max-num-batched-tokens", "256", "--block-size", "16"),
+    *("--memory-bytes", "1GiB", "--max-num-seqs", "8", "--max-num-batched-tokens", "256", "--block-size", "16"),
     *("--encoder-graph-budgets", "16,64", "--served-model-name", "tiny"),
 )
 COLORS = ("red", "green", "blue", "white")

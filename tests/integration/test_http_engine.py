@@ -18,7 +18,7 @@ from tests.http_server import chat, data_url, events, image_part, picture, wait_
 from tests.served_process import ENVIRONMENT, ROOT, Fovea
 
 FLAGS = (
-    *("--memory-bytes", "512MiB", "--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--block-size", "16"),
+    *("--memory-bytes", "1GiB", "--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--block-size", "16"),
     *("--encoder-graph-budgets", "16,64", "--served-model-name", "tiny", "--limit-mm-per-prompt", "image=3"),
 )
 

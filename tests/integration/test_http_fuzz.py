@@ -17,7 +17,7 @@ from tests.picture_files import PICTURE_FILES, mangled
 from tests.served_process import Fovea, process_usage, serving
 
 FLAGS = (
-    *("--memory-bytes", "512MiB", "--max-num-seqs", "4", "--served-model-name", MODEL, "--max-model-len", "512"),
+    *("--memory-bytes", "1GiB", "--max-num-seqs", "4", "--served-model-name", MODEL, "--max-model-len", "512"),
     *("--encoder-graph-budgets", "16,64", "--max-num-batched-tokens", "64", "--limit-mm-per-prompt", "image=3"),
 )
 FUZZ = settings(

@@ -42,7 +42,7 @@ from tests.http_server import MODEL, chat, data_url, events, image_part, picture
 from tests.served_process import ENVIRONMENT, Fovea, serving
 
 FLAGS = (
-    *("--memory-bytes", "512MiB", "--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--block-size", "16"),
+    *("--memory-bytes", "1GiB", "--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--block-size", "16"),
     *("--encoder-graph-budgets", "16,64", "--served-model-name", MODEL, "--limit-mm-per-prompt", "image=12"),
 )
 TOKEN_SIDE = 28

@@ -15,7 +15,7 @@ from tests.served_process import Fovea, ProcessUsage, serving
 # The KV cache is planned memory of which untouched pages cost nothing: a small one is touched wholly before we look.
 FLAGS = (
     *("--kv-cache-memory-bytes", "4MiB"),
-    *("--memory-bytes", "512MiB", "--max-num-seqs", "8", "--max-num-batched-tokens", "1024", "--max-model-len", "512"),
+    *("--memory-bytes", "1GiB", "--max-num-seqs", "8", "--max-num-batched-tokens", "1024", "--max-model-len", "512"),
     *("--served-model-name", MODEL, "--max-queue-len", "16"),
 )
 SIDE = 224
