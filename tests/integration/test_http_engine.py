@@ -91,7 +91,7 @@ def test_dashboards_numbers_after_pictures(fovea: Fovea) -> None:
     for graph in ("encoder", "decoder"):
         assert metrics["fovea_graph_reserved_mib", (graph,)] > 0
     components = [value for (name, _), value in metrics.items() if name == "fovea_memory_bytes"]
-    assert sum(components) == metrics["fovea_memory_requested_bytes", ()] == 512 << 20
+    assert sum(components) == metrics["fovea_memory_requested_bytes", ()] == 1 << 30
 
 
 def test_bad_pictures_leave_the_engine_as_it_was(fovea: Fovea) -> None:
@@ -120,7 +120,7 @@ def test_plan_prints_rows_that_sum_up(tiny_checkpoint: Path) -> None:
     command = [sys.executable, "-m", "server", "plan", str(tiny_checkpoint), *FLAGS, "--json"]
     ended = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, timeout=120, check=True)
     plan = json.loads(ended.stdout)
-    assert sum(plan["memory"]["components"].values()) == plan["memory"]["requested_bytes"] == 512 << 20
+    assert sum(plan["memory"]["components"].values()) == plan["memory"]["requested_bytes"] == 1 << 30
     assert [bucket["tokens"] for bucket in plan["graphs"][0]["buckets"]] == [16, 64]
 
 
