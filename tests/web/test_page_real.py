@@ -85,7 +85,7 @@ def test_ledger_sums_to_what_was_requested(fovea: Fovea, page: Browser) -> None:
         ".map((cell) => [cell.dataset.ledger, cell.innerText]))"
     )
     requested = number(rows.pop("requested"))
-    assert requested == 512
+    assert requested == 1024
     assert round(sum(number(text) for text in rows.values()), 2) == requested
     exported = {key[1][0]: value for key, value in fovea.metrics().items() if key[0] == "fovea_memory_bytes"}
     assert set(rows) == set(exported)
