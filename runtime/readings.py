@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-import torch
-
 from runtime.assembly import EncoderParts, Parts
 from runtime.config import MIB, ResolvedConfig
 from runtime.executor.cuda_device import CudaDevice
@@ -20,6 +18,7 @@ from runtime.executor.device import Device, trim_heap
 from runtime.executor.kv_cache import KVCache
 from runtime.executor.memory import MeasuredRows
 from runtime.executor.profile import run_steps_of_all_sizes, run_worst_step
+from runtime.executor.retry import retry_on_empty_cache
 
 log = logging.getLogger(__name__)
 
@@ -182,12 +181,7 @@ class CudaReadings:
         self._device.settled_bytes()
         self._device.limit_reserved(self._device.reserved_bytes() + self._transient_bytes)
         for run in _worst_cases(parts, config):
-            try:
-                run()
-            except torch.OutOfMemoryError:
-                # What the run before left in the cache does not fit this one: it was measured on an empty cache.
-                self._device.resting_bytes()
-                run()
+            retry_on_empty_cache(run)
 
     def used_bytes(self) -> int:
         if self._kv is None:
