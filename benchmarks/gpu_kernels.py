@@ -1,6 +1,6 @@
-"""Decode matrices at few rows: cuBLAS against each tile of our Triton kernels, as a table and one line of JSON.
+"""Decode matrices at one row: cuBLAS against each tile of our Triton kernels, as a table and one line of JSON.
 
-    python -m benchmarks.gpu_kernels [--rows 1 2 4 8] [--layers 36]
+    python -m benchmarks.gpu_kernels [--layers 36]
 
 Every number is microseconds of one product within a CUDA graph of as many products as the model has layers, each with
 weights of its own, so that nothing is in the level-2 cache by the time it is needed again. Triton's side has norm,
@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -33,17 +33,14 @@ NUM_COMPILERS = 12
 # The published 3B model's decoder.
 HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 2048, 11008, 16, 2, 128, 151936
 
-# Outputs (or pairs), inputs a turn, warps: one row, by multiplication.
-MULTIPLY = {
+# Outputs (or pairs), inputs a turn, warps.
+TILES = {
     "qkv": [(2, 2048, 2), (2, 2048, 4), (4, 2048, 4), (4, 2048, 8), (4, 1024, 4), (8, 512, 4)],
     "out": [(2, 2048, 2), (2, 2048, 4), (4, 2048, 4), (8, 2048, 4), (8, 2048, 8), (4, 1024, 2)],
     "gate_up": [(2, 2048, 4), (4, 2048, 4), (4, 2048, 8), (8, 2048, 8), (8, 512, 4), (8, 1024, 8), (16, 512, 8)],
     "down": [(2, 2048, 4), (4, 1024, 4), (4, 2048, 4), (4, 2048, 8), (2, 4096, 8), (4, 512, 4), (8, 512, 4),
              (8, 1024, 8), (2, 1024, 2), (4, 256, 1)],
 }  # fmt: skip
-# Outputs (or pairs), inputs a turn, warps, turns on their way: up to eight rows, through the tensor cores.
-DOT = [(16, 128, 2, 6), (16, 128, 4, 4), (16, 256, 1, 4), (16, 256, 2, 4), (16, 256, 4, 4), (16, 512, 4, 3),
-       (32, 128, 4, 4), (32, 256, 2, 3), (32, 256, 4, 4), (64, 64, 4, 5), (64, 128, 4, 4), (64, 128, 8, 4)]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,20 +60,20 @@ SHAPES = {
 
 
 class Case:
-    """One matrix at a number of rows, with everything that its kernel takes."""
+    """One matrix, with a row and everything else that its kernel takes."""
 
-    def __init__(self, name: str, rows: int) -> None:
+    def __init__(self, name: str) -> None:
         shape = SHAPES[name]
         generator = torch.Generator(DEVICE).manual_seed(1)
 
         def noise(*size: int, scale: float = 1.0) -> Tensor:
             return (torch.randn(size, device=DEVICE, generator=generator) * scale).bfloat16()
 
-        self.name, self.rows = name, rows
-        self.x = noise(rows, shape.inputs)
+        self.name = name
+        self.x = noise(1, shape.inputs)
         self.bias, self.norm = noise(shape.outputs), noise(shape.inputs)
-        self.residual = noise(rows, shape.outputs)
-        angles = torch.randn(rows, 1, HEAD_DIM // 2, device=DEVICE, generator=generator) * 9
+        self.residual = noise(1, shape.outputs)
+        angles = torch.randn(1, 1, HEAD_DIM // 2, device=DEVICE, generator=generator) * 9
         self.cos, self.sin = rotary_tables(angles)
 
     def run(self, weight: Tensor, tile: Any, *, waits: bool = True, x: Tensor | None = None) -> Tensor:
@@ -99,7 +96,7 @@ class Case:
             x = F.rms_norm(x, (x.shape[-1],), self.norm.float(), EPS)
         product = F.linear(x, wide)
         if self.name == "qkv":
-            heads = (product + self.bias.float()).view(self.rows, -1, HEAD_DIM)
+            heads = (product + self.bias.float()).view(1, -1, HEAD_DIM)
             rotated = HEADS + KV_HEADS
             return torch.cat((apply_rotary(heads[:, :rotated], self.cos, self.sin), heads[:, rotated:]), dim=1)
         if self.name == "gate_up":
@@ -108,28 +105,19 @@ class Case:
         return product + self.residual.float()
 
 
-def tiles(name: str, rows: int) -> list[Any]:
+def tiles(name: str) -> list[Any]:
     """What is tried for a matrix."""
     from runtime.model.triton_linear import Tile
 
-    found = [
-        Tile(block_outputs=outputs, block_inputs=inputs, num_warps=warps, num_stages=stages, uses_dot=True)
-        for outputs, inputs, warps, stages in DOT
-    ]
-    if rows == 1:
-        found += [
-            Tile(block_outputs=outputs, block_inputs=inputs, num_warps=warps)
-            for outputs, inputs, warps in MULTIPLY[name]
-        ]
-    return found
+    return [Tile(block_outputs=outputs, block_inputs=inputs, num_warps=warps) for outputs, inputs, warps in TILES[name]]
 
 
-def compile_one(job: tuple[str, int, Any]) -> None:
+def compile_one(job: tuple[str, Any]) -> None:
     """Compiles one kernel into Triton's cache; an error shows again where it is measured."""
-    name, rows, tile = job
+    name, tile = job
     shape = SHAPES[name]
     try:
-        Case(name, rows).run(torch.zeros(shape.outputs, shape.inputs, device=DEVICE, dtype=torch.bfloat16), tile)
+        Case(name).run(torch.zeros(shape.outputs, shape.inputs, device=DEVICE, dtype=torch.bfloat16), tile)
         torch.cuda.synchronize()
     except Exception as error:
         print(f"{name} {tile}: {type(error).__name__}: {error}"[:300], file=sys.stderr)
@@ -153,15 +141,15 @@ def graph_ms(run: Callable[[], object]) -> float:
     return statistics.median(times[2:])
 
 
-def measure(name: str, rows: int, weights: Sequence[Tensor]) -> dict[str, Any]:
-    """One matrix at a number of rows: cuBLAS, and every tile."""
-    case = Case(name, rows)
+def measure(name: str, weights: Sequence[Tensor]) -> dict[str, Any]:
+    """One matrix: cuBLAS, and every tile."""
+    case = Case(name)
     count = len(weights)
     torch_us = graph_ms(lambda: [F.linear(case.x, weight) for weight in weights]) * 1000 / count
     reference = case.reference(weights[0])
     scale = reference.abs().max()
     found = []
-    for tile in tiles(name, rows):
+    for tile in tiles(name):
         try:
             error = float((case.run(weights[0], tile).float() - reference).abs().max() / scale)
             us = graph_ms(lambda tile=tile: [case.run(weight, tile) for weight in weights]) * 1000 / count
@@ -173,7 +161,6 @@ def measure(name: str, rows: int, weights: Sequence[Tensor]) -> dict[str, Any]:
     gigabytes = weights[0].nbytes / 1e9
     return {
         "matrix": name,
-        "rows": rows,
         "torch_us": round(torch_us, 2),
         "torch_tb_per_s": round(gigabytes / torch_us * 1e3, 2),
         "best_us": found[0]["us"],
@@ -182,9 +169,9 @@ def measure(name: str, rows: int, weights: Sequence[Tensor]) -> dict[str, Any]:
     }
 
 
-def chain(best: dict[tuple[str, int], Any], rows: int, layers: int) -> dict[str, Any]:
+def chain(best: dict[str, Any], layers: int) -> dict[str, Any]:
     """The four products of every layer one after the other: milliseconds for all layers."""
-    cases = {name: Case(name, rows) for name in SHAPES}
+    cases = {name: Case(name) for name in SHAPES}
     stacks = {name: weights_of(name, layers) for name in SHAPES}
     attended = cases["out"].x
 
@@ -192,8 +179,7 @@ def chain(best: dict[tuple[str, int], Any], rows: int, layers: int) -> dict[str,
         for index in range(layers):
             hidden = attended
             for name in ("out", "gate_up", "down", "qkv"):
-                hidden_or_qkv = cases[name].run(stacks[name][index], best[name, rows], waits=waits, x=hidden)
-                hidden = hidden_or_qkv
+                hidden = cases[name].run(stacks[name][index], best[name], waits=waits, x=hidden)
 
     def bare() -> None:
         for index in range(layers):
@@ -203,7 +189,6 @@ def chain(best: dict[tuple[str, int], Any], rows: int, layers: int) -> dict[str,
                 x = product[:, :MLP].contiguous() if name == "gate_up" else product
 
     return {
-        "rows": rows,
         "torch_ms": round(graph_ms(bare), 4),
         "dependent_ms": round(graph_ms(lambda: ours(True)), 4),
         "independent_ms": round(graph_ms(lambda: ours(False)), 4),
@@ -219,63 +204,51 @@ def weights_of(name: str, layers: int) -> list[Tensor]:
     ]
 
 
-def head(rows_list: Sequence[int]) -> list[dict[str, Any]]:
+def head() -> dict[str, Any]:
     """The head through cuBLAS: it has no neighbours to be fused with."""
     weights = [torch.randn(VOCABULARY, HIDDEN, device=DEVICE, dtype=torch.bfloat16) for _ in range(3)]
-    rows_found = []
-    for rows in rows_list:
-        x = torch.randn(rows, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
-        us = graph_ms(lambda x=x: [F.linear(x, weight) for weight in weights]) * 1000 / len(weights)
-        rows_found.append({"rows": rows, "torch_us": round(us, 1), "tb_per_s": round(weights[0].nbytes / us / 1e6, 2)})
-    return rows_found
+    x = torch.randn(1, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
+    us = graph_ms(lambda: [F.linear(x, weight) for weight in weights]) * 1000 / len(weights)
+    return {"torch_us": round(us, 1), "tb_per_s": round(weights[0].nbytes / us / 1e6, 2)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compiles, measures, prints; the exit code is 1 where a kernel is wrong."""
+    from runtime.model.triton_linear import Tile
+
     parser = argparse.ArgumentParser(prog="gpu_kernels", description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--top", type=int, default=4, help="tiles shown for each matrix")
     arguments = parser.parse_args(argv)
     started = time.perf_counter()
-    jobs = {(name, min(rows, 2), tile) for name in SHAPES for rows in arguments.rows for tile in tiles(name, rows)}
-    jobs = {(name, 1 if not tile.uses_dot else 2, tile) for name, _, tile in jobs}
+    jobs = [(name, tile) for name in SHAPES for tile in tiles(name)]
     with multiprocessing.get_context("spawn").Pool(NUM_COMPILERS) as pool:
-        pool.map(compile_one, sorted(jobs, key=str), chunksize=1)
+        pool.map(compile_one, jobs, chunksize=1)
     print(f"compiled {len(jobs)} kernels in {time.perf_counter() - started:.1f} s")
 
     results: list[dict[str, Any]] = []
-    best: dict[tuple[str, int], Any] = {}
+    best: dict[str, Any] = {}
     for name in SHAPES:
-        weights = weights_of(name, arguments.layers)
-        for rows in arguments.rows:
-            result = measure(name, rows, weights)
-            results.append(result)
-            fields = ("block_outputs", "block_inputs", "num_warps", "num_stages", "uses_dot")
-            from runtime.model.triton_linear import Tile
-
-            best[name, rows] = Tile(**{field: result["tiles"][0][field] for field in fields})
-            print(
-                f"\n{name} rows={rows}: torch {result['torch_us']} us ({result['torch_tb_per_s']} TB/s), "
-                f"best {result['best_us']} us ({result['best_tb_per_s']} TB/s)"
-            )
-            for entry in result["tiles"][: arguments.top]:
-                print("   ", *(f"{key}={value}" for key, value in entry.items()))
-            for entry in result["tiles"]:
-                if entry["us"] is None:
-                    print("    FAILED", *(f"{key}={value}" for key, value in entry.items()))
-        del weights
-    chains = [chain(best, rows, arguments.layers) for rows in arguments.rows]
-    for entry in chains:
-        print("chain", entry)
-    heads = head(arguments.rows)
-    for entry in heads:
-        print("head", entry)
+        result = measure(name, weights_of(name, arguments.layers))
+        results.append(result)
+        best[name] = Tile(**{field.name: result["tiles"][0][field.name] for field in fields(Tile)})
+        print(
+            f"\n{name}: torch {result['torch_us']} us ({result['torch_tb_per_s']} TB/s), "
+            f"best {result['best_us']} us ({result['best_tb_per_s']} TB/s)"
+        )
+        for entry in result["tiles"][: arguments.top]:
+            print("   ", *(f"{key}={value}" for key, value in entry.items()))
+        for entry in result["tiles"]:
+            if entry["us"] is None:
+                print("    FAILED", *(f"{key}={value}" for key, value in entry.items()))
+    layers_chain, layers_head = chain(best, arguments.layers), head()
+    print("chain", layers_chain)
+    print("head", layers_head)
     print("\nbest tiles")
-    for (name, rows), tile in best.items():
-        print(f"    {name} {rows}: {tile}")
+    for name, tile in best.items():
+        print(f"    {name}: {tile}")
     wrong = [
-        (result["matrix"], result["rows"], entry)
+        (result["matrix"], entry)
         for result in results
         for entry in result["tiles"]
         if isinstance(entry["error"], float) and entry["error"] > 0.02
@@ -290,8 +263,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "device": torch.cuda.get_device_name(),
                 "torch": torch.__version__,
                 "matrices": summary,
-                "chains": chains,
-                "head": heads,
+                "chain": layers_chain,
+                "head": layers_head,
                 "seconds": round(time.perf_counter() - started, 1),
             }
         )

@@ -174,10 +174,10 @@ def assemble(
             buckets=tuple(attention_bucket(bucket) for bucket in decoder_graphs.buckets),
         ),
         facts=kernels.facts,
-        has_numpy_rows=kernels.has_numpy_rows,
+        one_row=kernels.one_row,
     )
     runner = ModelRunner(
-        decoder=RowDecoder(model.text) if kernels.has_numpy_rows else model.text,
+        decoder=RowDecoder(model.text) if kernels.one_row.backend == "numpy" else model.text,
         attention=attention,
         encoder=vision.encoder,
         store=vision.store,

@@ -34,7 +34,7 @@ GraphBackendKind = Literal["auto", "emulated"]
 AttentionBackend = Literal["auto", "flashinfer-fa2", "flashinfer-fa3", "sdpa"]
 EncoderAttentionBackend = Literal["auto", "varlen", "sdpa"]
 CompileMode = Literal["auto", "on", "off"]
-FewRowsBackend = Literal["auto", "triton", "torch"]
+OneRowBackend = Literal["auto", "triton", "numpy", "torch"]
 RunAhead = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "random"]
 
@@ -59,7 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # The model: kernels, and where weights come from (`random` needs no weight files).
     attention_backend: AttentionBackend = "auto"
     encoder_attention_backend: EncoderAttentionBackend = "auto"
-    few_rows_backend: FewRowsBackend = "auto"
+    one_row_backend: OneRowBackend = "auto"
     compile: CompileMode = "auto"
     load_format: LoadFormat = "auto"
 

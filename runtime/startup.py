@@ -28,7 +28,7 @@ from runtime.executor.kv_cache import KVCache, KVLayout, kv_layout
 from runtime.executor.memory import KVRequest, MeasuredRows, MemoryPlan, plan_encoder_memory, plan_memory
 from runtime.executor.vmm import VirtualMemoryError
 from runtime.hardware import MIN_BLOCKS, Hardware, hardware_for
-from runtime.model.backends import Kernels, build_encoder_attention, build_few_rows, choose_kernels
+from runtime.model.backends import Kernels, build_encoder_attention, build_row_kernels, choose_kernels
 from runtime.model.loader import LoadedModel, load_model
 from runtime.probe import GraphProbe
 from runtime.processing.grammar_compiler import GrammarCompiler
@@ -225,10 +225,10 @@ def _load(
     )
     if kernels.is_compiled:
         model.compile_layers()
-    few_rows = build_few_rows(kernels.few_rows, facts=kernels.facts)
-    if few_rows is not None and model.text is not None:
+    row_kernels = build_row_kernels(kernels.one_row, facts=kernels.facts)
+    if row_kernels is not None and model.text is not None:
         with torch.inference_mode():
-            model.text.use_few_rows(few_rows)
+            model.text.use_row_kernels(row_kernels)
     if kernels.is_packed:
         model.pack_products()
     return model

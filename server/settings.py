@@ -124,8 +124,8 @@ class Settings(BaseSettings):
         "auto", description="the decoder's attention"
     )
     encoder_attention_backend: Literal["auto", "varlen", "sdpa"] = Field("auto", description="the encoder's attention")
-    few_rows_backend: Literal["auto", "triton", "torch"] = Field(
-        "auto", description="what multiplies in decode steps of at most 8 rows"
+    one_row_backend: Literal["auto", "triton", "numpy", "torch"] = Field(
+        "auto", description="what runs decode steps of one sequence; torch: the layers themselves"
     )
     compile: Literal["auto", "on", "off"] = Field("auto", description="compile the layers; auto: on CUDA; off: plain")
     load_format: Literal["auto", "random"] = Field("auto", description="random makes weights up, for measurements")

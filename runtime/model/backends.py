@@ -19,12 +19,12 @@ from runtime.config import (
     ConfigError,
     EncoderAttentionBackend,
     EngineConfig,
-    FewRowsBackend,
+    OneRowBackend,
 )
 from runtime.model import packed
 from runtime.model.attention import CacheAttention, EncoderAttention, KVLayers
 from runtime.model.flashinfer_attention import HEAD_DIMS, AttentionLimits, FlashInferAttention
-from runtime.model.qwen2_5_vl_text import FewRows
+from runtime.model.qwen2_5_vl_text import RowKernels
 from runtime.model.row_attention import RowAttention
 from runtime.model.sdpa import PagedSdpaAttention, SdpaEncoderAttention
 
@@ -80,10 +80,10 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewRowsChoice:
-    """What multiplies in the decoder's steps of few rows, and why. `torch`: the layers' own products."""
+class OneRowChoice:
+    """What runs the decoder's steps of one row, and why. `torch`: the layers themselves."""
 
-    backend: Literal["triton", "torch"]
+    backend: Literal["triton", "numpy", "torch"]
     reason: str
 
 
@@ -94,10 +94,8 @@ class Kernels:
     facts: DeviceFacts
     attention: Choice
     encoder_attention: Choice
-    few_rows: FewRowsChoice
+    one_row: OneRowChoice
     is_compiled: bool
-    # Whether steps of one row go through NumPy.
-    has_numpy_rows: bool
     # Whether products go through oneDNN, with weights of its own layout.
     is_packed: bool
 
@@ -115,22 +113,20 @@ def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.de
         encoder_attention=choose_encoder_attention(
             config.encoder_attention_backend, facts=facts, dtype=dtype, vision=model.vision
         ),
-        few_rows=choose_few_rows(
-            config.few_rows_backend, facts=facts, dtype=dtype, has_graphs=config.decoder_graphs != "none"
+        one_row=choose_one_row(
+            config.one_row_backend, facts=facts, dtype=dtype, has_graphs=config.decoder_graphs != "none"
         ),
         is_compiled=should_compile(config.compile, facts=facts),
-        has_numpy_rows=should_run_rows_in_numpy(config.compile, facts=facts, dtype=dtype),
         is_packed=should_pack(config.compile, facts=facts, dtype=dtype),
     )
     for kind, choice in (("decoder", kernels.attention), ("encoder", kernels.encoder_attention)):
         log.info("attention", extra={"kind": kind, "backend": choice.backend, "reason": choice.reason})
-    log.info("few rows", extra={"backend": kernels.few_rows.backend, "reason": kernels.few_rows.reason})
+    log.info("one row", extra={"backend": kernels.one_row.backend, "reason": kernels.one_row.reason})
     log.info(
         "compile",
         extra={
             "compile": config.compile,
             "is_compiled": kernels.is_compiled,
-            "has_numpy_rows": kernels.has_numpy_rows,
             "is_packed": kernels.is_packed,
         },
     )
@@ -189,57 +185,49 @@ def choose_encoder_attention(
     return _sdpa(facts, obstacle)
 
 
-def choose_few_rows(
-    wanted: FewRowsBackend, *, facts: DeviceFacts, dtype: torch.dtype, has_graphs: bool
-) -> FewRowsChoice:
-    """What multiplies in the decoder's steps of few rows. `has_graphs`: whether such steps are replayed.
+def choose_one_row(wanted: OneRowBackend, *, facts: DeviceFacts, dtype: torch.dtype, has_graphs: bool) -> OneRowChoice:
+    """What runs the decoder's steps of one row. `has_graphs`: whether such steps are replayed.
 
     Raises:
         ConfigError: what was asked for cannot run here; says why.
     """
-    obstacle: str | None = None
-    if facts.device == "cpu":
-        obstacle = "the device is a CPU"
-    elif not facts.has_triton:
-        obstacle = "triton is not installed"
-    elif dtype not in HALF:
-        obstacle = f"the kernels serve half precision, not {_name(dtype)}"
-    elif facts.capability < AMPERE:
-        obstacle = f"the kernels want compute capability 8.0, this device has {_version(facts.capability)}"
     if wanted == "torch":
-        return FewRowsChoice(backend="torch", reason="it was asked for")
-    if wanted == "triton":
+        return OneRowChoice(backend="torch", reason="it was asked for")
+    if wanted != "auto":
+        obstacle = _numpy_obstacle(facts, dtype) if wanted == "numpy" else _triton_obstacle(facts, dtype)
         if obstacle is not None:
-            raise ConfigError(f"few_rows_backend is 'triton': {obstacle}")
-        return FewRowsChoice(backend="triton", reason="it was asked for")
+            raise ConfigError(f"one_row_backend is {wanted!r}: {obstacle}")
+        return OneRowChoice(backend=wanted, reason="it was asked for")
+    if facts.device == "cpu":
+        obstacle = _numpy_obstacle(facts, dtype)
+        if obstacle is None and facts.num_threads > 1:
+            obstacle = f"NumPy would start threads of its own beside torch's {facts.num_threads}"
+        if obstacle is not None:
+            return OneRowChoice(backend="torch", reason=obstacle)
+        return OneRowChoice(backend="numpy", reason="NumPy's operators cost less than torch's")
+    obstacle = _triton_obstacle(facts, dtype)
     if obstacle is None and not has_graphs:
         obstacle = "without decoder graphs the launches of kernels count, not what they do"
     if obstacle is None and facts.capability != HOPPER:
         obstacle = "the tiles were measured on compute capability 9.0 only"
     if obstacle is not None:
-        return FewRowsChoice(backend="torch", reason=obstacle)
-    return FewRowsChoice(backend="triton", reason="products of one row read weights faster than in cuBLAS")
+        return OneRowChoice(backend="torch", reason=obstacle)
+    return OneRowChoice(backend="triton", reason="products of one row read weights faster than in cuBLAS")
 
 
-def build_few_rows(choice: FewRowsChoice, *, facts: DeviceFacts) -> FewRows | None:
-    """The kernels; None where layers multiply for themselves. Triton is imported here, and nowhere before."""
-    if choice.backend == "torch":
+def build_row_kernels(choice: OneRowChoice, *, facts: DeviceFacts) -> RowKernels | None:
+    """The Triton kernels; None where they were not chosen. Triton is imported here, and nowhere before."""
+    if choice.backend != "triton":
         return None
-    from runtime.model.few_rows import FewRowsLayers
+    from runtime.model.triton_row import TritonRow
 
-    return FewRowsLayers(waits=facts.capability >= HOPPER)
+    return TritonRow(waits=facts.capability >= HOPPER)
 
 
 def should_compile(mode: CompileMode, *, facts: DeviceFacts) -> bool:
     """Whether layers go through Inductor. `auto`: on CUDA, where it fuses a quarter of a step's kernels away; on a CPU
     it costs more at start than it gives back."""
     return mode == "on" or (mode == "auto" and facts.device == "cuda")
-
-
-def should_run_rows_in_numpy(mode: CompileMode, *, facts: DeviceFacts, dtype: torch.dtype) -> bool:
-    """Whether the decoder's steps of one row go through NumPy (`row_decoder`): on one thread of a CPU in float32, where
-    neither compiled nor plain layers were asked for."""
-    return mode == "auto" and facts.device == "cpu" and facts.num_threads == 1 and dtype == torch.float32
 
 
 def should_pack(mode: CompileMode, *, facts: DeviceFacts, dtype: torch.dtype) -> bool:
@@ -255,7 +243,7 @@ def build_attention(
     num_layers: int,
     limits: AttentionLimits,
     facts: DeviceFacts,
-    has_numpy_rows: bool = False,
+    one_row: OneRowChoice,
 ) -> CacheAttention:
     """The decoder's attention over `kv`, with all the memory that it will ever hold."""
     attention: CacheAttention
@@ -270,7 +258,7 @@ def build_attention(
             flashinfer=package,
         )
     else:
-        attention = (RowAttention if has_numpy_rows else PagedSdpaAttention)(kv, num_layers=num_layers)
+        attention = (RowAttention if one_row.backend == "numpy" else PagedSdpaAttention)(kv, num_layers=num_layers)
     attention.reserve(limits.max_model_len)
     return attention
 
@@ -297,6 +285,28 @@ def _flashinfer_obstacle(facts: DeviceFacts, dtype: torch.dtype, text: TextConfi
         return f"FlashInfer wants compute capability 8.0, this device has {_version(facts.capability)}"
     if text.head_dim not in HEAD_DIMS:
         return f"FlashInfer serves heads 64, 128 or 256 wide, the decoder's are {text.head_dim}"
+    return None
+
+
+def _triton_obstacle(facts: DeviceFacts, dtype: torch.dtype) -> str | None:
+    """Why the Triton kernels cannot run here; None if they can."""
+    if facts.device == "cpu":
+        return "the device is a CPU"
+    if not facts.has_triton:
+        return "triton is not installed"
+    if dtype not in HALF:
+        return f"the kernels serve half precision, not {_name(dtype)}"
+    if facts.capability < AMPERE:
+        return f"the kernels want compute capability 8.0, this device has {_version(facts.capability)}"
+    return None
+
+
+def _numpy_obstacle(facts: DeviceFacts, dtype: torch.dtype) -> str | None:
+    """Why NumPy cannot run the decoder's rows here; None if it can."""
+    if facts.device != "cpu":
+        return "the device is a GPU"
+    if dtype != torch.float32:
+        return f"NumPy's rows are float32, not {_name(dtype)}"
     return None
 
 

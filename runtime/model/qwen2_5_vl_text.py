@@ -37,11 +37,8 @@ Between: TypeAlias = Callable[
 ]
 
 
-class FewRows(Protocol):
-    """Kernels that stand in for the layers in steps of at most `max_rows` rows."""
-
-    @property
-    def max_rows(self) -> int: ...
+class RowKernels(Protocol):
+    """Kernels that stand in for the layers in steps of one row."""
 
     def warm_up(self, layer: "DecoderLayer") -> None:
         """Compiles and loads everything, by running it: a step must not."""
@@ -50,12 +47,12 @@ class FewRows(Protocol):
     def forward(
         self,
         layers: Sequence["DecoderLayer"],
-        hidden_TD: Tensor,
+        hidden_1D: Tensor,
         cos: Tensor,
         sin: Tensor,
         attention: DecoderAttention,
     ) -> Tensor:
-        """Rows [T, D] after the last layer."""
+        """The row [1, D] after the last layer."""
         ...
 
 
@@ -83,17 +80,17 @@ class TextDecoder(nn.Module):
         self.register_buffer("inverse_frequencies", frequencies, persistent=False)
         self.between: Between = between
         # None: the layers' own, whatever the number of rows.
-        self.few_rows: FewRows | None = None
+        self.row_kernels: RowKernels | None = None
         self.packed_head: PackedWeight | None = None
 
     def compile_layers(self) -> None:
         """Runs what lies between two attentions through Inductor from now on: one function for every layer."""
         self.between = compiled(between)
 
-    def use_few_rows(self, few_rows: FewRows) -> None:
-        """Runs steps of few rows through `few_rows` from now on."""
-        few_rows.warm_up(self.layers[0])
-        self.few_rows = few_rows
+    def use_row_kernels(self, row_kernels: RowKernels) -> None:
+        """Runs steps of one row through `row_kernels` from now on."""
+        row_kernels.warm_up(self.layers[0])
+        self.row_kernels = row_kernels
 
     @property
     def product_bytes(self) -> int:
@@ -123,8 +120,8 @@ class TextDecoder(nn.Module):
         angles = positions_3T.t().float().index_select(1, self.frequency_axes) * self.inverse_frequencies
         cos, sin = rotary_tables(angles.unsqueeze(1))
         hidden_TD = embeds_TD
-        if self.few_rows is not None and len(embeds_TD) <= self.few_rows.max_rows:
-            return self.norm.forward(self.few_rows.forward(self.layers, hidden_TD, cos, sin, attention))
+        if self.row_kernels is not None and len(embeds_TD) == 1:
+            return self.norm.forward(self.row_kernels.forward(self.layers, hidden_TD, cos, sin, attention))
         qkv = self.layers[0].before(hidden_TD, cos, sin)
         for layer, following in pairwise(self.layers):
             attended_THE = attention.forward(layer.index, *qkv)

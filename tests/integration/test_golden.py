@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from runtime.checkpoint import ModelConfig, read_model_config, read_processor_config
-from runtime.config import CompileMode, EngineConfig
+from runtime.config import CompileMode, EngineConfig, OneRowBackend
 from runtime.request import ImageInput, PlaceholderRange, Request, SamplingParams
 from runtime.startup import build_engine
 from tests.integration.in_process_engine import EngineFactory, InProcessEngine
@@ -446,12 +446,21 @@ def test_everything_at_once_with_aborts(
     assert not alive
 
 
-@pytest.mark.parametrize("compile_mode", ["auto", "off"])
+@pytest.mark.parametrize(("compile_mode", "one_row_backend"), [("auto", "auto"), ("off", "torch")])
 def test_engine_of_the_real_start_equals_transformers(
-    compile_mode: CompileMode, tiny_checkpoint: Path, references: dict[str, list[int]], config: ModelConfig
+    compile_mode: CompileMode,
+    one_row_backend: OneRowBackend,
+    tiny_checkpoint: Path,
+    references: dict[str, list[int]],
+    config: ModelConfig,
 ) -> None:
     settings = EngineConfig(
-        model=str(tiny_checkpoint), max_model_len=1024, max_num_seqs=4, num_threads=1, compile=compile_mode
+        model=str(tiny_checkpoint),
+        max_model_len=1024,
+        max_num_seqs=4,
+        num_threads=1,
+        compile=compile_mode,
+        one_row_backend=one_row_backend,
     )
     engine = build_engine(settings)
     for name in CASES:

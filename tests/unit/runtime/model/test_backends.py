@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from runtime.checkpoint import TextConfig, VisionConfig, read_model_config
-from runtime.config import ConfigError
+from runtime.config import ConfigError, OneRowBackend
 from runtime.model import packed
 from runtime.model.backends import (
     DeviceFacts,
+    OneRowChoice,
     build_encoder_attention,
     choose_attention,
     choose_encoder_attention,
-    choose_few_rows,
+    choose_one_row,
     should_compile,
     should_pack,
-    should_run_rows_in_numpy,
 )
 from runtime.model.sdpa import SdpaEncoderAttention
 
@@ -100,13 +100,43 @@ def test_plain_twins_are_one_flag_away(published: tuple[TextConfig, VisionConfig
     assert should_compile("on", facts=CPU)
 
 
-def test_few_rows_go_through_triton_where_its_tiles_were_measured() -> None:
-    assert choose_few_rows("auto", facts=HOPPER, dtype=torch.bfloat16, has_graphs=True).backend == "triton"
-    assert choose_few_rows("torch", facts=HOPPER, dtype=torch.bfloat16, has_graphs=True).backend == "torch"
+def test_one_row_goes_through_triton_where_its_tiles_were_measured() -> None:
+    assert one_row("auto", HOPPER, torch.bfloat16).backend == "triton"
     ampere = replace(HOPPER, capability=(8, 0))
-    choice = choose_few_rows("auto", facts=ampere, dtype=torch.bfloat16, has_graphs=True)
+    choice = one_row("auto", ampere, torch.bfloat16)
     assert (choice.backend, "measured" in choice.reason) == ("torch", True)
-    assert choose_few_rows("triton", facts=ampere, dtype=torch.bfloat16, has_graphs=True).backend == "triton"
+    assert one_row("triton", ampere, torch.bfloat16).backend == "triton"
+
+
+def test_one_row_stays_with_torch_where_no_graph_replays_it() -> None:
+    choice = choose_one_row("auto", facts=HOPPER, dtype=torch.bfloat16, has_graphs=False)
+    assert (choice.backend, "without decoder graphs" in choice.reason) == ("torch", True)
+
+
+def test_one_row_goes_through_numpy_on_one_thread_of_a_cpu() -> None:
+    assert one_row("auto", ONE_THREAD, torch.float32).backend == "numpy"
+    two_threads = replace(ONE_THREAD, num_threads=2)
+    choice = one_row("auto", two_threads, torch.float32)
+    assert (choice.backend, "threads" in choice.reason) == ("torch", True)
+    assert one_row("numpy", two_threads, torch.float32).backend == "numpy"
+
+
+@pytest.mark.parametrize(
+    ("asked", "facts", "dtype", "why"),
+    [
+        ("triton", replace(HOPPER, has_triton=False), torch.bfloat16, "not installed"),
+        ("triton", HOPPER, torch.float32, "not float32"),
+        ("triton", replace(HOPPER, capability=(7, 5)), torch.float16, "7.5"),
+        ("triton", CPU, torch.bfloat16, "CPU"),
+        ("numpy", ONE_THREAD, torch.bfloat16, "not bfloat16"),
+        ("numpy", HOPPER, torch.float32, "GPU"),
+    ],
+)
+def test_what_cannot_run_one_row_is_refused(
+    asked: OneRowBackend, facts: DeviceFacts, dtype: torch.dtype, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"one_row_backend is '{asked}': .*{why}"):
+        one_row(asked, facts, dtype)
 
 
 @pytest.mark.parametrize(
@@ -115,24 +145,22 @@ def test_few_rows_go_through_triton_where_its_tiles_were_measured() -> None:
         (replace(HOPPER, has_triton=False), torch.bfloat16, "not installed"),
         (HOPPER, torch.float32, "not float32"),
         (replace(HOPPER, capability=(7, 5)), torch.float16, "7.5"),
-        (CPU, torch.bfloat16, "CPU"),
+        (ONE_THREAD, torch.bfloat16, "not bfloat16"),
     ],
 )
-def test_few_rows_stay_with_torch_and_the_reason_is_told(facts: DeviceFacts, dtype: torch.dtype, why: str) -> None:
-    choice = choose_few_rows("auto", facts=facts, dtype=dtype, has_graphs=True)
+def test_one_row_stays_with_torch_and_the_reason_is_told(facts: DeviceFacts, dtype: torch.dtype, why: str) -> None:
+    choice = one_row("auto", facts, dtype)
     assert choice.backend == "torch"
     assert why in choice.reason
-    with pytest.raises(ConfigError, match=r"few_rows_backend is 'triton': .*" + why):
-        choose_few_rows("triton", facts=facts, dtype=dtype, has_graphs=True)
 
 
-def test_rows_go_through_numpy_on_one_thread_of_a_cpu_in_float32_unless_plain_ones_are_asked_for() -> None:
-    assert should_run_rows_in_numpy("auto", facts=ONE_THREAD, dtype=torch.float32)
-    assert not should_run_rows_in_numpy("off", facts=ONE_THREAD, dtype=torch.float32)
-    assert not should_run_rows_in_numpy("on", facts=ONE_THREAD, dtype=torch.float32)
-    assert not should_run_rows_in_numpy("auto", facts=ONE_THREAD, dtype=torch.bfloat16)
-    assert not should_run_rows_in_numpy("auto", facts=replace(ONE_THREAD, num_threads=2), dtype=torch.float32)
-    assert not should_run_rows_in_numpy("auto", facts=HOPPER, dtype=torch.float32)
+@pytest.mark.parametrize(("facts", "dtype"), [(HOPPER, torch.bfloat16), (ONE_THREAD, torch.float32)])
+def test_one_row_is_the_layers_own_where_that_was_asked_for(facts: DeviceFacts, dtype: torch.dtype) -> None:
+    assert one_row("torch", facts, dtype).backend == "torch"
+
+
+def one_row(wanted: OneRowBackend, facts: DeviceFacts, dtype: torch.dtype) -> OneRowChoice:
+    return choose_one_row(wanted, facts=facts, dtype=dtype, has_graphs=True)
 
 
 def test_products_are_packed_on_a_cpu_in_float32_unless_plain_ones_are_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""The Triton kernels for steps of few rows on a GPU: equal to the layers that they stand in for, eager and captured."""
+"""The Triton kernels for steps of one row on a GPU: equal to the layers that they stand in for, eager and captured."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from runtime.model.layers import Place
 from runtime.model.qwen2_5_vl_text import DecoderLayer
 from tests.gpu.places import BFLOAT16, CUDA, relative_error
-from tests.unit.runtime.model.few_rows_layers import ODD, filled_layer, step
+from tests.unit.runtime.model.triton_row_layers import ODD, filled_layer, step
 
 pytestmark = pytest.mark.gpu
 
@@ -34,39 +34,35 @@ def layer(request: pytest.FixtureRequest) -> tuple[Any, DecoderLayer]:
 
 
 @pytest.fixture(scope="module")
-def few_rows() -> Any:
+def kernels() -> Any:
     pytest.importorskip("triton")
-    from runtime.model.few_rows import FewRowsLayers
+    from runtime.model.triton_row import TritonRow
 
-    return FewRowsLayers(waits=torch.cuda.get_device_capability() >= (9, 0))
+    return TritonRow(waits=torch.cuda.get_device_capability() >= (9, 0))
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 8])
 @torch.inference_mode()
-def test_kernels_agree_with_the_layer(few_rows: Any, layer: tuple[Any, DecoderLayer], num_rows: int) -> None:
+def test_kernels_agree_with_the_layer(kernels: Any, layer: tuple[Any, DecoderLayer]) -> None:
     config, plain = layer
-    hidden, attended, cos, sin = step(config, num_rows, PLACE)
-    ours = (*few_rows.before(plain, hidden, cos, sin), few_rows.after(plain, hidden, attended))
+    hidden, attended, cos, sin = step(config, PLACE)
+    ours = (*kernels.before(plain, hidden, cos, sin), kernels.after(plain, hidden, attended))
     theirs = (*plain.before(hidden, cos, sin), plain.after(hidden, attended))
     for one, other in zip(ours, theirs, strict=True):
         assert relative_error(one, other) < TOLERANCE
 
 
-@pytest.mark.parametrize("num_rows", [1, 8])
 @torch.inference_mode()
-def test_a_captured_chain_gives_what_it_gives_eagerly(
-    few_rows: Any, layer: tuple[Any, DecoderLayer], num_rows: int
-) -> None:
+def test_a_captured_chain_gives_what_it_gives_eagerly(kernels: Any, layer: tuple[Any, DecoderLayer]) -> None:
     """Each kernel starts before the one whose result it reads has ended, and must wait for it all the same."""
     config, plain = layer
-    hidden, attended, cos, sin = step(config, num_rows, PLACE)
+    hidden, attended, cos, sin = step(config, PLACE)
 
     def chain() -> torch.Tensor:
         rows = hidden
         for _ in range(8):
-            rows = few_rows.after(plain, rows, attended)
-            q_THE, _, _ = few_rows.before(plain, rows, cos, sin)
-            rows = few_rows.after(plain, rows, q_THE.contiguous())
+            rows = kernels.after(plain, rows, attended)
+            q_THE, _, _ = kernels.before(plain, rows, cos, sin)
+            rows = kernels.after(plain, rows, q_THE.contiguous())
         return rows
 
     eager = chain().clone()
@@ -77,13 +73,3 @@ def test_a_captured_chain_gives_what_it_gives_eagerly(
         captured.zero_()
         graph.replay()
         assert torch.equal(captured, eager)
-
-
-@torch.inference_mode()
-def test_a_row_does_not_depend_on_those_beside_it(few_rows: Any, layer: tuple[Any, DecoderLayer]) -> None:
-    config, plain = layer
-    hidden, attended, _, _ = step(config, 8, PLACE)
-    other = hidden.clone()
-    other[3:] = 7
-    alone = few_rows.after(plain, hidden[:3], attended[:3])
-    assert torch.equal(few_rows.after(plain, other, attended)[:3], alone)

@@ -1,13 +1,13 @@
-"""Compares the Triton kernels for steps of few rows with the layers, in Triton's interpreter. A process of its own:
+"""Compares the Triton kernels for steps of one row with the layers, in Triton's interpreter. A process of its own:
 `TRITON_INTERPRET=1` must be set before Triton is imported."""
 
 import torch
 from torch import Tensor
 
 from runtime.model.attention import AttentionBatch
-from runtime.model.few_rows import FewRowsLayers
 from runtime.model.layers import Place
-from tests.unit.runtime.model.few_rows_layers import ODD, filled_layer, step
+from runtime.model.triton_row import TritonRow
+from tests.unit.runtime.model.triton_row_layers import ODD, filled_layer, step
 
 # The interpreter multiplies in NumPy, which has no bfloat16.
 PLACE: Place = {"dtype": torch.float16, "device": torch.device("cpu")}
@@ -47,50 +47,35 @@ class PlacedSums(Sums):
         return self.sums(layer, q_THD)
 
 
-def kernels_agree_with_the_layer(few_rows: FewRowsLayers, num_rows: int) -> None:
+def kernels_agree_with_the_layer(kernels: TritonRow) -> None:
     layer = filled_layer(ODD, PLACE)
-    hidden, attended, cos, sin = step(ODD, num_rows, PLACE)
-    ours = (*few_rows.before(layer, hidden, cos, sin), few_rows.after(layer, hidden, attended))
+    hidden, attended, cos, sin = step(ODD, PLACE)
+    ours = (*kernels.before(layer, hidden, cos, sin), kernels.after(layer, hidden, attended))
     theirs = (*layer.before(hidden, cos, sin), layer.after(hidden, attended))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=5e-3, atol=5e-3)
 
 
-def a_row_does_not_depend_on_those_beside_it(few_rows: FewRowsLayers) -> None:
-    layer = filled_layer(ODD, PLACE)
-    hidden, attended, cos, sin = step(ODD, 8, PLACE)
-    other = hidden.clone()
-    other[3:] = 7
-    alone = few_rows.after(layer, hidden[:3], attended[:3])
-    assert torch.equal(few_rows.after(layer, other, attended)[:3], alone)
-    q_THE, _, _ = few_rows.before(layer, hidden[:3], cos[:3], sin[:3])
-    assert torch.equal(few_rows.before(layer, other, cos, sin)[0][:3], q_THE)
-
-
-def layers_agree_around_attention(few_rows: FewRowsLayers, num_rows: int, attention: "PlacedSums | Sums") -> None:
+def layers_agree_around_attention(kernels: TritonRow, attention: Sums) -> None:
     """Two layers around an attention that reads its cache; `PlacedSums` leaves storing to the kernels."""
     layers = [filled_layer(ODD, PLACE) for _ in range(2)]
     layers[1].index = 1
-    hidden, _, cos, sin = step(ODD, num_rows, PLACE)
-    slots = torch.randperm(5 * BLOCK_SIZE)[:num_rows]
-    plain = Sums(slots)
-    attention.slots_T = slots
+    hidden, _, cos, sin = step(ODD, PLACE)
+    plain = Sums(attention.slots_T)
     expected = hidden
     for layer in layers:
         expected = layer.after(expected, plain.forward(layer.index, *layer.before(expected, cos, sin)))
-    found = few_rows.forward(layers, hidden, cos, sin, attention)
+    found = kernels.forward(layers, hidden, cos, sin, attention)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(attention.blocks, plain.blocks, rtol=5e-3, atol=5e-3)
-    assert all(int((layer[:, 0].abs().sum((-1, -2)) > 0).sum()) == num_rows for layer in plain.blocks.unbind(1))
+    assert all(int((layer[:, 0].abs().sum((-1, -2)) > 0).sum()) == 1 for layer in plain.blocks.unbind(1))
 
 
 if __name__ == "__main__":
-    kernels = FewRowsLayers(waits=False)
-    for count in (1, 2, 5, 8):
-        kernels_agree_with_the_layer(kernels, count)
-    for count in (1, 5):
-        layers_agree_around_attention(kernels, count, Sums(torch.empty(0)))
-        layers_agree_around_attention(kernels, count, PlacedSums(torch.empty(0)))
-    kernels.warm_up(filled_layer(ODD, PLACE))
-    a_row_does_not_depend_on_those_beside_it(kernels)
+    row = TritonRow(waits=False)
+    kernels_agree_with_the_layer(row)
+    for slot in (0, BLOCK_SIZE, 5 * BLOCK_SIZE - 1):
+        layers_agree_around_attention(row, Sums(torch.tensor([slot])))
+        layers_agree_around_attention(row, PlacedSums(torch.tensor([slot])))
+    row.warm_up(filled_layer(ODD, PLACE))
     print("agreed")
