@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ready_seconds = time.perf_counter() - started
     engine: Any = offline._engine
     is_cuda = offline.info.device == "cuda"
-    decoder = ReplayClock(engine._runner._graphs, is_cuda=is_cuda)
+    decoder = ReplayClock(engine._runner._decoder._graphs, is_cuda=is_cuda)
     encoder = ReplayClock(engine._encoder.graphs, is_cuda=is_cuda)
     rows = encoder_rows(engine, encoder, arguments.budgets)
     rows += decode_rows(engine, decoder, arguments.batches, arguments.context)

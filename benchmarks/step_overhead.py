@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.compare_cpu import ROOT, commit, machine
 from runtime.config import EngineConfig
 from runtime.engine import Engine
-from runtime.executor import model_runner
+from runtime.executor import decoder_runner
 from runtime.messages import Outputs, encode
 from runtime.request import Request, SamplingParams
 from runtime.startup import build_engine
@@ -71,14 +71,14 @@ class Stopwatch:
 def watched(engine: Engine) -> Stopwatch:
     """The engine's parts, timed from now on. Parts do not nest."""
     watch = Stopwatch()
-    runner: Any = engine._runner
+    runner: Any = engine._runner._decoder
     watch.wrap(engine._scheduler, "schedule", "schedule")
     watch.wrap(engine._scheduler, "update", "update")
-    watch.wrap(model_runner, "fill_batch", "batch")
+    watch.wrap(decoder_runner, "fill_batch", "batch")
     watch.wrap(runner._attention, "plan", "batch")
     for name in ("embed", "forward", "logits"):
         watch.wrap(runner._decoder, name, "model")
-    watch.wrap(runner._sampler, "sample", "sample")
+    watch.wrap(runner._sampler, "launch", "sample")
     watch.wrap(engine, "step", "step")
     return watch
 

@@ -156,15 +156,15 @@ def test_step_that_raises_is_run_again_without_what_ran_ahead(
     expected = {name: outputs_of(engine(factory, "off"), [(0, request(name, max_tokens=20))])[name] for name in "ab"}
     scheduled: SchedulerOutput = aborting.scheduler.schedule()
     runner: Any = aborting.runner
-    launch = runner._launch_ahead
+    launch = runner._decoder._launch_ahead
 
     def fail(_: Any) -> None:
         raise RuntimeError("planted")
 
-    runner._launch_ahead = fail
+    runner._decoder._launch_ahead = fail
     with pytest.raises(RuntimeError, match="planted"):
         runner.run(scheduled)
-    runner._launch_ahead = launch
+    runner._decoder._launch_ahead = launch
     result: StepResult = runner.run(scheduled)
     found = {output.request_id: [output] for output in aborting.scheduler.update(scheduled, result)}
     for request_id, outputs in outputs_of(aborting, []).items():

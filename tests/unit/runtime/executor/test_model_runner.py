@@ -251,7 +251,7 @@ def test_step_that_only_tells_of_an_end_runs_nothing(factory: EngineFactory) -> 
 
 def test_what_runs_before_the_graphs_are_there_counts_nowhere(factory: EngineFactory) -> None:
     engine = factory.build(enforce_eager=False, decoder_graph_sizes=(1, 2))
-    engine.runner._graphs = None
+    engine.runner._decoder._graphs = None
     engine.add(make_request("a"))
     expected = tokens_of(engine, "a")
     before = engine.decoder_graphs.counts
