@@ -15,6 +15,7 @@ from runtime.request import FinishReason, Request, RequestOutput
 from runtime.scheduler.admission import RequestRejected, SchedulerLimits, check_request, clip_max_tokens
 from runtime.scheduler.block_hash import extend_hashes
 from runtime.scheduler.block_manager import BlockManager
+from runtime.scheduler.counters import SchedulerCounters
 from runtime.scheduler.encoder_cache import EncoderCache
 from runtime.scheduler.encoder_step import EncoderStep
 from runtime.scheduler.output import SampledToken, ScheduledRequest, SchedulerOutput, StepResult
@@ -68,14 +69,7 @@ class Scheduler:
         self._finished_request_ids: list[str] = []
         self._outputs: list[RequestOutput] = []
 
-        # Counters, cumulative.
-        self._num_prompt_tokens = 0
-        self._num_generation_tokens = 0
-        self._num_preemptions = 0
-        self._prefix_query_tokens = 0
-        self._prefix_hit_tokens = 0
-        self._encoder_queries = 0
-        self._encoder_hits = 0
+        self._counters = SchedulerCounters()
 
     @classmethod
     def from_config(
@@ -121,9 +115,7 @@ class Scheduler:
         if not request.sampling.ignore_eos or request.sampling.grammar is not None:
             stop_token_ids |= self._eos_token_ids
         state = RequestState(
-            request,
-            max_output_tokens=clip_max_tokens(request, self._limits),
-            stop_token_ids=stop_token_ids,
+            request, max_output_tokens=clip_max_tokens(request, self._limits), stop_token_ids=stop_token_ids
         )
         self._states[request.request_id] = state
         self._waiting.append(state)
@@ -147,16 +139,16 @@ class Scheduler:
         """Decides the next step. An empty output means that nothing could be done; `update` it all the same."""
         encoder = EncoderStep(self._encoder_cache, max_tokens=self._limits.max_encoder_tokens_per_step)
         scheduled: list[ScheduledRequest] = []
-        num_preemptions = self._num_preemptions
+        num_preemptions = self._counters.num_preemptions
         budget = self._schedule_running(scheduled, encoder)
-        if self._num_preemptions == num_preemptions:
+        if self._counters.num_preemptions == num_preemptions:
             budget = self._schedule_waiting(scheduled, encoder, budget)
             if not scheduled and self._states:
                 self._fail_head()
         if not scheduled:
             return SchedulerOutput(requests=())
-        self._encoder_queries += encoder.num_queries
-        self._encoder_hits += encoder.num_hits
+        self._counters.encoder_cache_queries += encoder.num_queries
+        self._counters.encoder_cache_hits += encoder.num_hits
         finished_request_ids = tuple(self._finished_request_ids)
         self._finished_request_ids.clear()
         return SchedulerOutput(
@@ -221,13 +213,7 @@ class Scheduler:
         stats.num_blocks = self._blocks.num_usable
         stats.num_blocks_used = self._blocks.num_used
         stats.encoder_cache_tokens_used = self._encoder_cache.tokens_used
-        stats.num_prompt_tokens = self._num_prompt_tokens
-        stats.num_generation_tokens = self._num_generation_tokens
-        stats.num_preemptions = self._num_preemptions
-        stats.prefix_cache_query_tokens = self._prefix_query_tokens
-        stats.prefix_cache_hit_tokens = self._prefix_hit_tokens
-        stats.encoder_cache_queries = self._encoder_queries
-        stats.encoder_cache_hits = self._encoder_hits
+        self._counters.write(stats)
 
     def check_integrity(self) -> None:
         """Asserts everything that must hold between steps. For tests: it costs time in proportion to all blocks."""
@@ -310,10 +296,10 @@ class Scheduler:
             if state.scheduled_time is None:
                 state.scheduled_time = self._clock()
                 state.num_cached_tokens = start
-                self._num_prompt_tokens += state.num_prompt_tokens
+                self._counters.num_prompt_tokens += state.num_prompt_tokens
                 if blocks.enable_prefix_caching:
-                    self._prefix_query_tokens += state.num_prompt_tokens
-                    self._prefix_hit_tokens += start
+                    self._counters.prefix_cache_query_tokens += state.num_prompt_tokens
+                    self._counters.prefix_cache_hit_tokens += start
             self._put(scheduled, encoder, state, end)
             budget -= end - start
         return budget
@@ -338,7 +324,7 @@ class Scheduler:
         self._release(state)
         state.num_computed_tokens = 0
         self._waiting.appendleft(state)
-        self._num_preemptions += 1
+        self._counters.num_preemptions += 1
 
     def _fail_head(self) -> None:
         """Ends the request that stands in the way: there is work, nothing was preempted, and yet nothing could be
@@ -380,7 +366,7 @@ class Scheduler:
     def _take_token(self, state: RequestState, sampled: SampledToken, now: float) -> RequestOutput:
         """Appends a sampled token, and ends the request where that is due."""
         state.token_ids.append(sampled.token_id)
-        self._num_generation_tokens += 1
+        self._counters.num_generation_tokens += 1
         if state.first_token_time is None:
             state.first_token_time = now
         token_ids = [sampled.token_id]
@@ -391,27 +377,11 @@ class Scheduler:
             self._finish(state, "stop")
         elif state.num_output_tokens >= state.max_output_tokens:
             self._finish(state, "length")
-        return RequestOutput(
-            request_id=state.request_id,
-            new_token_ids=token_ids,
-            logprobs=logprobs,
-            finish_reason=state.finish_reason,
-            num_cached_tokens=state.num_cached_tokens,
-            scheduled_time=state.scheduled_time,
-            first_token_time=state.first_token_time,
-        )
+        return state.output(new_token_ids=token_ids, logprobs=logprobs)
 
     def _fail(self, state: RequestState, error: str, *, is_rejected: bool = False) -> RequestOutput:
         self._finish(state, "error")
-        return RequestOutput(
-            request_id=state.request_id,
-            finish_reason="error",
-            error=error,
-            is_rejected=is_rejected,
-            num_cached_tokens=state.num_cached_tokens,
-            scheduled_time=state.scheduled_time,
-            first_token_time=state.first_token_time,
-        )
+        return state.output(error=error, is_rejected=is_rejected)
 
     def _finish(self, state: RequestState, reason: FinishReason) -> None:
         """Ends a request: frees what it holds and forgets it. The caller takes it out of its queue."""

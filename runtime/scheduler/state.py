@@ -1,6 +1,6 @@
 """One request as the scheduler sees it: what is known, what is computed, what it holds. Data, no decisions."""
 
-from runtime.request import FinishReason, Request
+from runtime.request import FinishReason, Request, RequestOutput, TokenLogprobs
 
 
 class RequestState:
@@ -58,6 +58,27 @@ class RequestState:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    def output(
+        self,
+        *,
+        new_token_ids: list[int] | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+        error: str | None = None,
+        is_rejected: bool = False,
+    ) -> RequestOutput:
+        """What a step added to the request, with what is known of it by now."""
+        return RequestOutput(
+            request_id=self.request_id,
+            new_token_ids=[] if new_token_ids is None else new_token_ids,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            error=error,
+            is_rejected=is_rejected,
+            num_cached_tokens=self.num_cached_tokens,
+            scheduled_time=self.scheduled_time,
+            first_token_time=self.first_token_time,
+        )
 
     def skip_images_before(self, num_tokens: int) -> None:
         """Sets the window of referenced images, empty, to the first image that is not wholly within `num_tokens`."""
