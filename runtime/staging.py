@@ -106,6 +106,38 @@ class PinnedArena:
         target.copy_(self.stage(array), non_blocking=True)
 
 
+class PinnedArray:
+    """Pinned memory, zeros at first, as a tensor [size] and as an array; and the fence after which it may be written.
+    Ordinary memory on a CPU."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        num_bytes = size * dtype.itemsize
+        memory = pinned_bytes(num_bytes) if device.type == "cuda" else torch.empty(num_bytes, dtype=torch.uint8)
+        self.tensor = memory.zero_().view(dtype)
+        self.array: NDArray[Any] = self.tensor.numpy()
+        self.fence = CopyFence(device)
+
+
+class PinnedPair:
+    """Two pinned arrays in turns, so that one is written while the device may still read the other."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._arrays = [PinnedArray(size, dtype, device) for _ in range(2)]
+        self._next = 0
+
+    @property
+    def first(self) -> Tensor:
+        """The tensor of the one that is taken first."""
+        return self._arrays[0].tensor
+
+    def take(self) -> PinnedArray:
+        """The one that is longer unused, once the device has read it: what its `fence` was told to wait for."""
+        array = self._arrays[self._next]
+        self._next = 1 - self._next
+        array.fence.wait()
+        return array
+
+
 class HostCopy:
     """The way back: device tensors to the host, through pinned memory. The one copy that a step waits for.
 

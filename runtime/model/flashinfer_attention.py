@@ -16,14 +16,12 @@ Legend: T tokens of a step, B sequences, H heads, K KV heads, D head width, R ro
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.model.attention import AttentionBatch, AttentionBucket, KVLayers
+from runtime.model.flashinfer_wrapper import FlashInfer, Workspaces, Wrapper, WrapperShape
 from runtime.model.page_plan import (
     INT_WORKSPACE_BYTES,
     IndexLayout,
@@ -33,20 +31,10 @@ from runtime.model.page_plan import (
     page_plan,
     write_indices,
 )
-from runtime.staging import CopyFence
-
-# The release whose wrappers `_replan` may reach into; others are planned through their public method.
-KNOWN_VERSION = "0.6.12"
+from runtime.staging import PinnedPair
 
 # Head widths that both kernels are compiled for.
 HEAD_DIMS = (64, 128, 256)
-
-
-class FlashInfer(Protocol):
-    """The part of the package `flashinfer` that is used here. A test brings its own."""
-
-    __version__: str
-    BatchPrefillWithPagedKVCacheWrapper: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +78,8 @@ class FlashInferAttention:
         max_seqs = max([limits.max_num_seqs, *(bucket.num_seqs for bucket in limits.buckets)]) + 1
         self._layout = IndexLayout(max_seqs=max_seqs, max_pages=max_seqs * blocks_of_sequence + blocks_of_tail)
         self._indices = torch.zeros(self._layout.size, dtype=torch.int32, device=device)
-        self._index_slots = _Alternating(self._layout.size, torch.int32, device)
-        self._shared = _Shared(
+        self._pinned_indices = PinnedPair(self._layout.size, torch.int32, device)
+        self._shared = Workspaces(
             floats=torch.empty(
                 float_workspace_bytes(
                     limits.buckets,
@@ -105,10 +93,10 @@ class FlashInferAttention:
                 device=device,
             ),
             ints=torch.empty(INT_WORKSPACE_BYTES, dtype=torch.uint8, device=device),
-            pinned_ints=_Alternating(INT_WORKSPACE_BYTES, torch.uint8, device),
+            pinned_ints=PinnedPair(INT_WORKSPACE_BYTES, torch.uint8, device),
             kv_lens=torch.zeros(max_seqs, dtype=torch.int32, device=device),
         )
-        self._shape = _Shape(
+        self._shape = WrapperShape(
             num_heads=limits.num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
@@ -124,9 +112,9 @@ class FlashInferAttention:
             bucket: self._wrapper(kernel if bucket.is_mixed else "fa2", bucket) for bucket in limits.buckets
         }
         # What the integer workspace holds now.
-        self._scheduled: tuple[_Wrapper, bytes] | None = None
+        self._scheduled: tuple[Wrapper, bytes] | None = None
         # The step that was planned last.
-        self._wrapper_in_use: _Wrapper | None = None
+        self._wrapper_in_use: Wrapper | None = None
         self._plan_in_use: PagePlan | None = None
         self._slots_T = torch.empty(0, dtype=torch.int64, device=device)
         # Rows of the step's keys, and of its values. They have a place of their own: what a forward leaves behind it
@@ -153,7 +141,7 @@ class FlashInferAttention:
             block_size=self._block_size,
             num_seqs=batch.bucket.num_seqs if batch.bucket else None,
         )
-        slot = self._index_slots.take()
+        slot = self._pinned_indices.take()
         end = write_indices(slot.array, self._layout, plan, batch, block_size=self._block_size)
         self._indices[:end].copy_(slot.tensor[:end], non_blocking=True)
         slot.fence.record()
@@ -198,12 +186,12 @@ class FlashInferAttention:
         assert self._wrapper_in_use is not None, "forward before plan"
         return self._wrapper_in_use.run(q_THD, self._caches[layer])
 
-    def _choose(self, batch: AttentionBatch) -> "_Wrapper":
+    def _choose(self, batch: AttentionBatch) -> Wrapper:
         if batch.bucket is not None:
             return self._captured[batch.bucket]
         return self._eager["decode" if batch.is_decode else "mixed"]
 
-    def _schedule(self, wrapper: "_Wrapper", plan: PagePlan) -> None:
+    def _schedule(self, wrapper: Wrapper, plan: PagePlan) -> None:
         key = plan.schedule_key(wrapper.kernel)
         if self._scheduled is not None and self._scheduled[0] is wrapper and self._scheduled[1] == key:
             return
@@ -211,185 +199,8 @@ class FlashInferAttention:
         wrapper.schedule(plan)
         self._scheduled = (wrapper, key)
 
-    def _wrapper(self, kernel: Kernel, bucket: AttentionBucket | None) -> "_Wrapper":
-        return _Wrapper(self._flashinfer, kernel, bucket, self._shape, self._shared, self._indices, self._layout)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shape:
-    """What every plan of a model has in common."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Shared:
-    """The workspaces of all wrappers."""
-
-    floats: Tensor
-    ints: Tensor
-    pinned_ints: "_Alternating"
-    kv_lens: Tensor
-
-
-class _Wrapper:
-    """One of FlashInfer's wrappers, for one bucket, or for eager steps when `bucket` is None."""
-
-    def __init__(
-        self,
-        flashinfer: FlashInfer,
-        kernel: Kernel,
-        bucket: AttentionBucket | None,
-        shape: _Shape,
-        shared: _Shared,
-        indices: Tensor,
-        layout: IndexLayout,
-    ) -> None:
-        self.kernel: Kernel = kernel
-        self._bucket = bucket
-        self._shape = shape
-        self._shared = shared
-        self._is_known = flashinfer.__version__ == KNOWN_VERSION
-        buffers: dict[str, Any] = {}
-        if bucket is not None:
-            qo_indptr, kv_indptr, last_page = _parts(indices, layout, bucket.num_seqs)
-            buffers = {
-                "use_cuda_graph": True,
-                "qo_indptr_buf": qo_indptr,
-                "paged_kv_indptr_buf": kv_indptr,
-                "paged_kv_indices_buf": indices[layout.indices_start :],
-                "paged_kv_last_page_len_buf": last_page,
-            }
-        self._inner = flashinfer.BatchPrefillWithPagedKVCacheWrapper(shared.floats, "NHD", backend=kernel, **buffers)
-        # The wrapper brought 8 MiB of its own on the device and in pinned memory; they go, ours stay.
-        self._inner._int_workspace_buffer = shared.ints
-        self._inner._pin_memory_int_workspace_buffer = shared.pinned_ints.first
-        self._inner._kv_lens_buffer = shared.kv_lens
-        self._prime(indices[layout.indices_start :])
-
-    def _prime(self, indices: Tensor) -> None:
-        """The first plan, through the public method: loads the module, and tells a graph's wrapper its size."""
-        num_seqs = self._bucket.num_seqs if self._bucket else 1
-        num_tokens = self._bucket.num_tokens if self._bucket else 1
-        first = num_tokens - num_seqs + 1 if num_tokens >= num_seqs else num_tokens
-        counts = np.zeros(num_seqs, np.int32)
-        counts[: num_tokens - first + 1] = 1
-        counts[0] = first
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        plan = page_plan(starts, np.maximum(counts, 1), block_size=self._shape.block_size)
-        self._public_plan(plan, indices[: plan.num_pages])
-
-    def _public_plan(self, plan: PagePlan, indices: Tensor) -> None:
-        shape = self._shape
-        last_page = (plan.kv_lens - 1) % shape.block_size + 1
-        self._inner.plan(
-            torch.from_numpy(plan.qo_indptr),
-            torch.from_numpy(plan.kv_indptr),
-            indices,
-            torch.from_numpy(last_page),
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.block_size,
-            causal=True,
-            q_data_type=shape.dtype,
-            kv_data_type=shape.dtype,
-            seq_lens=torch.from_numpy(plan.kv_lens),
-        )
-
-    def schedule(self, plan: PagePlan) -> None:
-        """Cuts the step's work; the result goes to the integer workspace, in the stream's order."""
-        slot = self._shared.pinned_ints.take()
-        self._inner._pin_memory_int_workspace_buffer = slot.tensor
-        if self._is_known:
-            self._replan(plan, slot.tensor)
-        else:
-            self._public_plan(plan, self._inner._paged_kv_indices_buf[: plan.num_pages])
-        slot.fence.record()
-
-    def _replan(self, plan: PagePlan, pinned: Tensor) -> None:
-        """What `plan` of the known release does at its end. The rest of it copies indices once more, and looks for
-        longest sequences entry by entry: half of its time (docs/decisions.md)."""
-        shape, bucket = self._shape, self._bucket
-        arguments: list[Any] = [
-            self._shared.floats,
-            self._shared.ints,
-            pinned,
-            torch.from_numpy(plan.qo_indptr),
-            torch.from_numpy(plan.kv_indptr),
-            torch.from_numpy(plan.kv_lens),
-            bucket.num_tokens if bucket else plan.num_rows,
-            len(plan.kv_lens),
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.block_size,
-            bucket is not None,
-            shape.head_dim,
-            shape.head_dim,
-            True,  # causal
-            -1,  # no window
-        ]
-        if self.kernel == "fa2":
-            arguments += [-1, False, 0]  # no fixed split, splits allowed, nothing runs beside it
-        self._inner._plan_info = self._inner._cached_module.plan(*arguments)
-
-    def use(self, indices: Tensor, layout: IndexLayout, plan: PagePlan) -> None:
-        """Points the wrapper at the step's indices. A captured one reads them at fixed addresses already."""
-        self._inner._qo_indptr_last = plan.num_rows
-        if self._bucket is None:
-            qo_indptr, kv_indptr, last_page = _parts(indices, layout, len(plan.kv_lens))
-            self._inner._qo_indptr_buf = qo_indptr
-            self._inner._paged_kv_indptr_buf = kv_indptr
-            self._inner._paged_kv_last_page_len_buf = last_page
-            self._inner._paged_kv_indices_buf = indices[layout.indices_start :]
-
-    def run(self, q_THD: Tensor, cache: tuple[Tensor, Tensor]) -> Tensor:
-        # Without `out` it would be filled with zeros first: one kernel more in each layer.
-        output: Tensor = self._inner.run(
-            q_THD, cache, out=torch.empty_like(q_THD, memory_format=torch.contiguous_format)
-        )
-        return output
-
-
-class _Alternating:
-    """Two pinned arrays in turns, so that one is written while the device may still read the other."""
-
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._slots = [_PinnedSlot(size, dtype, device) for _ in range(2)]
-        self._next = 0
-
-    @property
-    def first(self) -> Tensor:
-        return self._slots[0].tensor
-
-    def take(self) -> "_PinnedSlot":
-        """The one that is longer unused, once the device has read it."""
-        slot = self._slots[self._next]
-        self._next = 1 - self._next
-        slot.fence.wait()
-        return slot
-
-
-class _PinnedSlot:
-    """Pinned memory and the fence after which it may be written."""
-
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.tensor = torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda")
-        self.array: NDArray[np.int32] = self.tensor.numpy()
-        self.fence = CopyFence(device)
-
-
-def _parts(indices: Tensor, layout: IndexLayout, num_seqs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The device's `qo_indptr` [B + 1], `kv_indptr` [B + 1] and `last_page_len` [B]."""
-    return (
-        indices[: num_seqs + 1],
-        indices[layout.kv_start : layout.kv_start + num_seqs + 1],
-        indices[layout.last_page_start : layout.last_page_start + num_seqs],
-    )
+    def _wrapper(self, kernel: Kernel, bucket: AttentionBucket | None) -> Wrapper:
+        return Wrapper(self._flashinfer, kernel, bucket, self._shape, self._shared, self._indices, self._layout)
 
 
 def _rows(view: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime import staging
-from runtime.staging import CopyFence, HostCopy, PinnedArena, StagedTensor
+from runtime.staging import CopyFence, HostCopy, PinnedArena, PinnedPair, StagedTensor
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -53,6 +53,20 @@ def test_fence_waits_once_for_what_was_recorded(journal: list[str]) -> None:
     assert journal == ["record", "wait"]
     CopyFence(CPU).record()
     assert journal == ["record", "wait"]
+
+
+def test_pair_is_written_in_turns_and_waits_for_the_last_but_one(journal: list[str]) -> None:
+    pair = PinnedPair(3, torch.int32, CUDA)
+    first = pair.take()
+    assert first.array.tolist() == [0, 0, 0]
+    first.array[:] = [1, 2, 3]
+    first.fence.record()
+    second = pair.take()
+    assert second.tensor.tolist() == [0, 0, 0]
+    second.fence.record()
+    assert journal == ["record", "record"]
+    assert pair.take().tensor.tolist() == [1, 2, 3]
+    assert journal == ["record", "record", "wait"]
 
 
 def test_arena_lays_arrays_end_to_end_and_is_reused_only_behind_its_fence(journal: list[str]) -> None:
