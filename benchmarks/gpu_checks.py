@@ -265,7 +265,7 @@ def check_limit(device: CudaDevice) -> dict[str, Any]:
     """With a limit torch's allocator gives back what it keeps instead of taking more."""
     device.settled_bytes()
     limit = device.reserved_bytes() + 600 * MIB
-    device.limit_reserved(limit)
+    device.limit_reserved(limit, arena_bytes=0)
     try:
         for size in (500, 300, 580, 41, 590):
             torch.empty(size * MIB, dtype=torch.uint8, device=CUDA).zero_()
@@ -277,7 +277,7 @@ def check_limit(device: CudaDevice) -> dict[str, Any]:
         else:
             raise AssertionError("an allocation beyond the limit was given")
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, CUDA)
+        device.lift_limit()
         device.settled_bytes()
     return {"limit_mib": round(limit / MIB, 1)}
 

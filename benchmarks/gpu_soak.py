@@ -26,7 +26,7 @@ from runtime.config import MIB, EngineConfig, resolve_config
 from runtime.engine import READING_SECONDS
 from runtime.matrix_row import device_name
 from runtime.offline import OfflineEngine, OfflineRequest
-from runtime.workload import mixed_requests
+from runtime.workload import largest_picture, mixed_requests
 from server.flags import FlagParser, add_settings_flags, settings_from
 from server.matrix import add_row, commit, read_rows
 
@@ -177,7 +177,7 @@ def _with_misses(config: EngineConfig) -> EngineConfig:
         return config
     directory = locate_model(config.model, config.revision)
     resolved = resolve_config(config, read_model_config(directory), read_processor_config(directory))
-    budgets = budgets_that_some_pictures_exceed(resolved.encoder_graph_budgets, resolved.max_tokens_per_image)
+    budgets = budgets_that_some_pictures_exceed(resolved.encoder_graph_budgets, largest_picture(resolved))
     return msgspec.structs.replace(config, encoder_graph_budgets=budgets)
 
 

@@ -32,6 +32,7 @@ from runtime.executor.model_runner import ModelRunner
 from runtime.model.attention import CacheAttention
 from runtime.model.backends import Choice, Kernels, build_attention
 from runtime.model.flashinfer_attention import AttentionLimits
+from runtime.model.layers import Linear
 from runtime.model.loader import LoadedModel
 from runtime.model.row_decoder import RowDecoder
 from runtime.processing.grammar_compiler import GrammarCompiler
@@ -60,6 +61,7 @@ class EncoderParts:
     """The vision side: what encoder-only mode consists of."""
 
     weight_bytes: int
+    linears: tuple[Linear, ...]
     encoder: EncoderRunner
     store: EmbeddingStore
 
@@ -130,7 +132,7 @@ def assemble_encoder(
         store,
         max_eager_tokens=max(config.max_tokens_per_image, *config.encoder_graph_budgets),
     )
-    return EncoderParts(weight_bytes=model.weight_bytes, encoder=encoder, store=store)
+    return EncoderParts(weight_bytes=model.weight_bytes, linears=model.linears, encoder=encoder, store=store)
 
 
 def assemble(
@@ -193,6 +195,7 @@ def assemble(
     )
     return Parts(
         weight_bytes=model.weight_bytes,
+        linears=model.linears,
         runner=runner,
         encoder=vision.encoder,
         store=vision.store,

@@ -11,19 +11,26 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import torch
+
 from runtime.assembly import EncoderParts, Parts
 from runtime.config import MIB, ResolvedConfig
+from runtime.executor.arena import retry_on_empty_cache
 from runtime.executor.cuda_device import CudaDevice
 from runtime.executor.device import Device, trim_heap
 from runtime.executor.kv_cache import KVCache
 from runtime.executor.memory import MeasuredRows
-from runtime.executor.profile import run_steps_of_all_sizes, run_worst_step
-from runtime.executor.retry import retry_on_empty_cache
+from runtime.executor.profile import load_products, run_steps_of_all_sizes, run_worst_step
 
 log = logging.getLogger(__name__)
 
 # What the scheduler keeps of each block once all have a name in the prefix cache: measured, 216-241 bytes with CPython.
 BLOCK_NUMBER_BYTES = 256
+
+# How often the arena is made larger, by a sixteenth at least, until all forwards fit.
+MAX_PROOFS = 6
+PROOF_STEP = 16
+MIN_PROOF_STEP_BYTES = 8 * MIB
 
 # What an interpreter without a scheduler comes to hold beyond its reading while it serves (threads, Pillow): 3.7 MiB
 # were measured.
@@ -31,7 +38,8 @@ HOST_GROWTH_BYTES = 8 * MIB
 
 
 class Readings(Protocol):
-    """In the order of a start: `use_kv`, `measure_transient`, `rows`, `keep_transient`, `used_bytes`."""
+    """In the order of a start: `use_kv`, `measure_transient`, `prove_transient`, `rows`, `keep_transient`,
+    `used_bytes`."""
 
     def use_kv(self, kv: KVCache | None) -> None:
         """From now on this is the KV cache; `None`: there is none."""
@@ -39,6 +47,11 @@ class Readings(Protocol):
 
     def measure_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
         """The peaks of the worst encoder forward and the worst step, which never run at the same time."""
+        ...
+
+    def prove_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
+        """Sees, now that the graphs are there, that forwards of all sizes fit into what was measured, under the limit
+        that they will run under; raises the reading until they do."""
         ...
 
     def rows(self, parts: EncoderParts) -> MeasuredRows:
@@ -72,11 +85,12 @@ def _peaks(parts: EncoderParts, config: ResolvedConfig, device: Device) -> list[
     return [device.peak_bytes(run) for run in _worst_cases(parts, config)]
 
 
-def _load_kernels(parts: EncoderParts, config: ResolvedConfig) -> None:
-    """Launches what requests of any size launch, so that its code is there before memory is read."""
+def _run_all_sizes(parts: EncoderParts, config: ResolvedConfig) -> None:
+    """Launches what requests of any size launch: its code is there afterwards."""
     program, most = parts.encoder.program, config.max_tokens_per_image
     for power in range(2, most.bit_length()):
-        program.eager([program.noise(2**power)])
+        for num_tokens in {2**power, min(most, 3 * 2 ** (power - 1))}:
+            program.eager([program.noise(num_tokens)])
     if isinstance(parts, Parts):
         run_steps_of_all_sizes(parts.runner, config)
 
@@ -99,6 +113,9 @@ class CpuReadings:
         peaks = _peaks(parts, config, self._device)
         self._resident_bytes = self._without_kv()
         self._peak_bytes = max(*peaks, self._resident_bytes)
+
+    def prove_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
+        """A CPU's allocator has no limit of its own."""
 
     def rows(self, parts: EncoderParts) -> MeasuredRows:
         """`context + weights + attention_workspace + transient` is at least the highest reading of the profile."""
@@ -142,15 +159,38 @@ class CudaReadings:
         self._device = device
         self._is_kv_in_torch = is_kv_in_torch
         self._kv: KVCache | None = None
-        self._transient_bytes = 0
+        # What eager forwards find in one piece, and what small blocks may take beside it.
+        self._arena_bytes = 0
+        self._small_bytes = 0
 
     def use_kv(self, kv: KVCache | None) -> None:
         self._kv = kv
 
     def measure_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
-        _load_kernels(parts, config)
+        with torch.inference_mode():
+            load_products(parts.linears, config.engine.max_num_batched_tokens)
+        self._small_bytes = self._device.small_peak_bytes(partial(_run_all_sizes, parts, config))
         peaks = _peaks(parts, config, self._device)
-        self._transient_bytes = max(0, max(peaks) - self._device.settled_bytes())
+        self._arena_bytes = max(0, max(peaks) - self._device.settled_bytes())
+
+    def prove_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
+        for _ in range(MAX_PROOFS):
+            try:
+                self._limit()
+                _run_all_sizes(parts, config)
+                for run in _worst_cases(parts, config):
+                    run()
+                return
+            except torch.OutOfMemoryError as error:
+                more = max(self._arena_bytes // PROOF_STEP, MIN_PROOF_STEP_BYTES)
+                log.warning(
+                    "eager forwards need more than the largest took at its peak; the plan gives them more",
+                    extra={"arena_bytes": self._arena_bytes, "more_bytes": more, "error": str(error)[:200]},
+                )
+                self._arena_bytes += more
+            finally:
+                self._device.lift_limit()
+                self._device.settled_bytes()
 
     def rows(self, parts: EncoderParts) -> MeasuredRows:
         used_bytes = self._device.settled_bytes()
@@ -169,19 +209,23 @@ class CudaReadings:
             attention_workspace=workspace,
             static_buffers=max(static, segments - contents),
             embedding_store=parts.store.num_bytes,
-            transient=self._transient_bytes,
+            transient=self._arena_bytes + self._small_bytes,
             encoder_graphs=encoder,
             decoder_graphs=decoder,
             graph_driver=sum(driver),
         )
 
     def keep_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
-        """Runs the worst case once more, so that torch keeps its segments, and lets its allocator hold no more than
-        them from now on: it gives back what it merely keeps before it takes more."""
-        self._device.settled_bytes()
-        self._device.limit_reserved(self._device.reserved_bytes() + self._transient_bytes)
+        """Lets torch's allocator keep what the transient's row has, and hold no more from now on; the worst case runs
+        once more under that limit."""
+        self._limit()
         for run in _worst_cases(parts, config):
             retry_on_empty_cache(run)
+
+    def _limit(self) -> None:
+        self._device.settled_bytes()
+        most = self._device.reserved_bytes() + self._arena_bytes + self._small_bytes
+        self._device.limit_reserved(most, arena_bytes=self._arena_bytes)
 
     def used_bytes(self) -> int:
         if self._kv is None:

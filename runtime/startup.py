@@ -28,7 +28,13 @@ from runtime.executor.kv_cache import KVCache, KVLayout, kv_layout
 from runtime.executor.memory import KVRequest, MeasuredRows, MemoryPlan, plan_encoder_memory, plan_memory
 from runtime.executor.vmm import VirtualMemoryError
 from runtime.hardware import MIN_BLOCKS, Hardware, hardware_for
-from runtime.model.backends import Kernels, build_encoder_attention, build_row_kernels, choose_kernels
+from runtime.model.backends import (
+    Kernels,
+    build_encoder_attention,
+    build_row_kernels,
+    build_rows_kernels,
+    choose_kernels,
+)
 from runtime.model.loader import LoadedModel, load_model
 from runtime.probe import GraphProbe
 from runtime.processing.grammar_compiler import GrammarCompiler
@@ -83,6 +89,8 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
         parts.capture_encoder()
     with phases("capture_decoder"):
         parts.capture_decoder()
+    with phases("prove_transient"):
+        readings.prove_transient(parts, resolved)
     with phases("plan"):
         max_request_bytes = hardware.max_request_bytes(resolved)
         rows = replace(readings.rows(parts), requests=max_request_bytes or 0)
@@ -152,6 +160,8 @@ def build_encoder_engine(config: EngineConfig, *, open_hardware: OpenHardware | 
         readings.measure_transient(parts, resolved)
     with phases("capture_encoder"):
         parts.capture_encoder()
+    with phases("prove_transient"):
+        readings.prove_transient(parts, resolved)
     with phases("plan"):
         plan = plan_encoder_memory(
             requested_bytes=hardware.device.reachable_bytes(hardware.device.requested_bytes(config)),
@@ -224,11 +234,11 @@ def _load(
         seed=config.seed,
     )
     if kernels.is_compiled:
-        model.compile_layers()
-    row_kernels = build_row_kernels(kernels.one_row, facts=kernels.facts)
-    if row_kernels is not None and model.text is not None:
+        model.compile_layers(has_fused_text=kernels.is_fused)
+    if model.text is not None:
+        row = build_row_kernels(kernels.one_row, facts=kernels.facts)
         with torch.inference_mode():
-            model.text.use_row_kernels(row_kernels)
+            model.text.use_kernels(row=row, rows=build_rows_kernels(is_fused=kernels.is_fused))
     if kernels.is_packed:
         model.pack_products()
     return model

@@ -17,6 +17,7 @@ import torch
 
 from runtime.checkpoint import locate_model, read_model_config, read_processor_config
 from runtime.config import MIB, ConfigError, EngineConfig, ResolvedConfig, resolve_config
+from runtime.executor.arena import retry_on_empty_cache
 from runtime.executor.encoder_runner import EncoderRunner
 from runtime.executor.graphs import should_capture_encoder
 from runtime.ladder import Measured, Outlook, Rung, candidates, default_sample, outlook, steps_of, tuned_ladder
@@ -126,7 +127,10 @@ def measure(encoder: EncoderRunner, info: EngineInfo, sample: Sequence[int], *, 
     if not rungs:
         raise ConfigError("no bucket of the encoder could be captured: there is no ladder to tune")
     eager = tuple(
-        (tokens, least_seconds(partial(program.eager, [program.noise(tokens)]), synchronise))
+        (
+            tokens,
+            least_seconds(partial(retry_on_empty_cache, partial(program.eager, [program.noise(tokens)])), synchronise),
+        )
         for tokens in sorted({round(one) for one in _between(min(sample), max(sample), NUM_EAGER_SIZES)})
     )
     return Measured(rungs=tuple(rungs), eager=eager, max_items=max_items)

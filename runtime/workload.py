@@ -56,8 +56,8 @@ def requests_of(workload: Workload, model: ModelConfig) -> Iterator[OfflineReque
 def mixed_requests(
     num_requests: int, *, model: ModelConfig, config: ResolvedConfig, seed: int = 0
 ) -> Iterator[OfflineRequest]:
-    """Text alone and one to three pictures, in turns; pictures of every size from `min_pixels` to `max_pixels` and of
-    many shapes; greedy and drawn tokens, with logprobs and without; some that leave before their end. None is longer
+    """Text alone and one to three pictures, in turns; pictures of every size from `min_pixels` to `largest_picture` and
+    of many shapes; greedy and drawn tokens, with logprobs and without; some that leave before their end. None is longer
     than `max_model_len`."""
     for index in range(num_requests):
         generator = np.random.default_rng([seed, index])
@@ -89,6 +89,11 @@ def mixed_requests(
         )
 
 
+def largest_picture(config: ResolvedConfig) -> int:
+    """Tokens of the mix's largest picture: as the limits allow, and no more than half of what a request may have."""
+    return min(config.max_tokens_per_image, config.max_model_len // 2)
+
+
 def noise(generator: np.random.Generator, *, width: int, height: int) -> NDArray[np.uint8]:
     """A picture of noise, uint8 [height, width, 3]."""
     return generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -110,8 +115,9 @@ def _size(generator: np.random.Generator, model: ModelConfig, config: ResolvedCo
     """A size that is kept when the picture is resized: as many tokens as are drawn, or a few more; sides up to 4:1."""
     side = model.vision.pixels_per_token_side
     smallest = -(-config.min_pixels // side**2)
-    tokens = int(generator.integers(smallest, max(smallest, config.max_tokens_per_image) + 1))
+    largest = largest_picture(config)
+    tokens = int(generator.integers(smallest, max(smallest, largest) + 1))
     narrow, wide = max(1, math.isqrt(tokens) // 2), 2 * math.isqrt(tokens)
     rows = int(generator.integers(narrow, wide + 1))
-    columns = max(1, min(-(-tokens // rows), config.max_tokens_per_image // rows))
+    columns = max(1, min(-(-tokens // rows), largest // rows))
     return {"width": columns * side, "height": rows * side}

@@ -33,18 +33,22 @@ def run_matrix(arguments: argparse.Namespace) -> int:
     output = arguments.output or default_output(str(given.get("model", "demo")))
     rows = read_rows(output) if arguments.resume else []
     done = {(row["configuration"], row["backing"]) for row in rows}
-    for name in names:
-        for backing in CONFIGURATIONS[name].backings:
-            if backing not in backings or (name, backing) in done:
-                continue
-            settings = settings_of(CONFIGURATIONS[name], backing, given, arguments.config)
-            baseline = baseline_name(settings)
-            if not any(row["configuration"] == baseline for row in rows):
-                add_row(rows, output, measured(arguments, settings, baseline, "vmm", is_baseline=True))
-            row = measured(arguments, settings, name, backing)
-            judge(row, CONFIGURATIONS[name], rows, baseline)
-            add_row(rows, output, row)
-            print(line_of(row), flush=True)
+    processes = RowProcesses()
+    try:
+        for name in names:
+            for backing in CONFIGURATIONS[name].backings:
+                if backing not in backings or (name, backing) in done:
+                    continue
+                settings = settings_of(CONFIGURATIONS[name], backing, given, arguments.config)
+                baseline = baseline_name(settings)
+                if not any(row["configuration"] == baseline for row in rows):
+                    add_row(rows, output, measured(processes, arguments, settings, baseline, "vmm", is_baseline=True))
+                row = measured(processes, arguments, settings, name, backing)
+                judge(row, CONFIGURATIONS[name], rows, baseline)
+                add_row(rows, output, row)
+                print(line_of(row), flush=True)
+    finally:
+        processes.close()
     wanted = [row for row in rows if row["configuration"] in names and row["backing"] in backings]
     print(matrix_table(wanted))
     print()
@@ -79,7 +83,13 @@ def baseline_name(settings: Settings) -> str:
 
 
 def measured(
-    arguments: argparse.Namespace, settings: Settings, name: str, backing: str, *, is_baseline: bool = False
+    processes: "RowProcesses",
+    arguments: argparse.Namespace,
+    settings: Settings,
+    name: str,
+    backing: str,
+    *,
+    is_baseline: bool = False,
 ) -> dict[str, Any]:
     """The row of one fresh process, or one that says how the process ended."""
     order = {
@@ -90,20 +100,48 @@ def measured(
     }
     row: dict[str, Any] = {"configuration": name, "backing": backing, "commit": commit(), "accepted": is_baseline}
     try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "runtime.matrix_row"],
-            input=msgspec.json.encode(order),
-            capture_output=True,
-            timeout=arguments.row_timeout,
-        )
+        code, output, errors = processes.run(msgspec.json.encode(order), timeout=arguments.row_timeout)
     except subprocess.TimeoutExpired:
         return {**row, "accepted": False, "problems": [f"it took more than {arguments.row_timeout:.0f} s"]}
-    sys.stderr.write(ended.stderr.decode(errors="replace"))
-    figures = None if ended.returncode else figures_of(ended.stdout)
+    sys.stderr.write(errors)
+    figures = None if code else figures_of(output)
     if figures is None:
-        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return {**row, "accepted": False, "problems": [f"exit code {ended.returncode}: {' '.join(last)}"]}
+        last = errors.strip().splitlines()[-1:]
+        return {**row, "accepted": False, "problems": [f"exit code {code}: {' '.join(last)}"]}
     return {**row, "problems": [], **figures}
+
+
+class RowProcesses:
+    """Fresh processes, one for each row. The next one is started while a row is measured: it reads its order after its
+    imports, and touches no device before."""
+
+    def __init__(self) -> None:
+        self._next = self._start()
+
+    def run(self, order: bytes, *, timeout: float) -> tuple[int, bytes, str]:
+        """Exit code, standard output and standard error of the process that got the order.
+
+        Raises:
+            subprocess.TimeoutExpired: it took longer; it is gone.
+        """
+        process, self._next = self._next, self._start()
+        try:
+            output, errors = process.communicate(order, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+        return process.returncode, output, errors.decode(errors="replace")
+
+    def close(self) -> None:
+        """Ends the process that got no order."""
+        self._next.kill()
+        self._next.communicate()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "runtime.matrix_row"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
 def figures_of(output: bytes) -> dict[str, Any] | None:

@@ -28,32 +28,32 @@ class Configuration:
 
 
 CONFIGURATIONS: dict[str, Configuration] = {
-    "encoder": Configuration(settings={**ONE_BUDGET, "decoder_graphs": "none", "compile": "on"}, has_encoder=True),
+    "encoder": Configuration(settings={**ONE_BUDGET, "decoder_graphs": "none", "compile": "auto"}, has_encoder=True),
     "encoder-uncompiled": Configuration(
         settings={**ONE_BUDGET, "decoder_graphs": "none", "compile": "off"}, has_encoder=True
     ),
-    "no-graphs": Configuration(settings={**NO_GRAPHS, "compile": "on"}),
+    "no-graphs": Configuration(settings={**NO_GRAPHS, "compile": "auto"}),
     "no-graphs-uncompiled": Configuration(settings={**NO_GRAPHS, "compile": "off"}),
     "both": Configuration(
-        settings={**ONE_BUDGET, "decoder_graphs": "decode", "compile": "on"}, has_encoder=True, has_decoder=True
+        settings={**ONE_BUDGET, "decoder_graphs": "decode", "compile": "auto"}, has_encoder=True, has_decoder=True
     ),
     "decoder": Configuration(
-        settings={"encoder_graphs": False, "decoder_graphs": "decode", "compile": "on"}, has_decoder=True
+        settings={"encoder_graphs": False, "decoder_graphs": "decode", "compile": "auto"}, has_decoder=True
     ),
     "opt-out": Configuration(
-        settings={**ONE_BUDGET, "decoder_graphs": "none", "compile": "on", "reserve_graph_memory": "off"},
+        settings={**ONE_BUDGET, "decoder_graphs": "none", "compile": "auto", "reserve_graph_memory": "off"},
         has_encoder=True,
         is_reserved=False,
     ),
     "eager": Configuration(settings={**ONE_BUDGET, "enforce_eager": True, "compile": "off"}),
-    "three-budgets": Configuration(settings={"decoder_graphs": "none", "compile": "on"}, has_encoder=True),
-    "full": Configuration(settings={"decoder_graphs": "full", "compile": "on"}, has_encoder=True, has_decoder=True),
+    "three-budgets": Configuration(settings={"decoder_graphs": "none", "compile": "auto"}, has_encoder=True),
+    "full": Configuration(settings={"decoder_graphs": "full", "compile": "auto"}, has_encoder=True, has_decoder=True),
     "follow-decoder": Configuration(
-        settings={"encoder_graph_policy": "follow-decoder", "decoder_graphs": "none", "compile": "on"}
+        settings={"encoder_graph_policy": "follow-decoder", "decoder_graphs": "none", "compile": "auto"}
     ),
     # There is no KV cache to back.
     "encoder-only": Configuration(
-        settings={"mm_encoder_only": True, "compile": "on"}, has_encoder=True, backings=("vmm",)
+        settings={"mm_encoder_only": True, "compile": "auto"}, has_encoder=True, backings=("vmm",)
     ),
 }
 

@@ -47,7 +47,7 @@ class FakeGraph:
 @dataclass(eq=False)
 class FakeGpu:
     """`fail`: what goes wrong at the n-th capture (0 is the bootstrap's). `transient_bytes`: what any call of the
-    profile takes at its peak."""
+    profile takes at its peak; `small_transient_bytes`: of segments for small blocks."""
 
     total_bytes: int = 8 * GIB
     others_bytes: int = 0
@@ -55,6 +55,7 @@ class FakeGpu:
     context_bytes: int = 100 * MIB
     resident_bytes: int = 64 * MIB
     transient_bytes: int = 100 * MIB
+    small_transient_bytes: int = 4 * MIB
     segment_bytes: int = 12 * MIB
     driver_bytes_per_graph: int = 3 * MIB
     fail: dict[int, Failure] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class FakeGpu:
     def __post_init__(self) -> None:
         self.cached_bytes = 0
         self.peak_bytes = 0
+        self.arena_bytes = 0
         self.driver_bytes = 0
         self.mapped: dict[int, int] = {}
         self.pools: dict[PoolId, int] = {}
@@ -90,6 +92,12 @@ class FakeGpu:
     def peak_reserved_bytes(self) -> int:
         return self.peak_bytes
 
+    def small_bytes(self) -> int:
+        return 0
+
+    def peak_small_bytes(self) -> int:
+        return self.small_transient_bytes
+
     def reset_peak(self) -> None:
         # The call that follows takes its transient, and the cache keeps it.
         self.peak_bytes = self.reserved_bytes() + self.transient_bytes
@@ -103,9 +111,9 @@ class FakeGpu:
         if self.on_settle is not None:
             self.on_settle()
 
-    def limit_reserved(self, num_bytes: int) -> None:
-        self.limit_bytes = num_bytes
-        self.cached_bytes = self.transient_bytes  # the worst case ran just before
+    def limit_reserved(self, num_bytes: int, *, arena_bytes: int) -> None:
+        self.limit_bytes, self.arena_bytes = num_bytes, arena_bytes
+        self.cached_bytes = arena_bytes
 
     # --- Capture.
 
@@ -196,6 +204,8 @@ class FakeMemory:
         self.peak_reserved_bytes = gpu.peak_reserved_bytes
         self.reset_peak = gpu.reset_peak
         self.settle = gpu.settle
+        self.small_bytes = gpu.small_bytes
+        self.peak_small_bytes = gpu.peak_small_bytes
         self.limit_reserved = gpu.limit_reserved
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from runtime.config import GIB, MIB, ConfigError, EngineConfig
+from runtime.executor.arena import keep_arena
 from runtime.executor.device import agreeing_peak
 from runtime.executor.nvml import Nvml, NvmlError, own_process
 
@@ -64,14 +65,23 @@ class CudaMemory(Protocol):
         """Most of them since `reset_peak`."""
         ...
 
+    def small_bytes(self) -> int:
+        """Segments that torch's allocator cuts blocks below a MiB of."""
+        ...
+
+    def peak_small_bytes(self) -> int:
+        """Most of them since `reset_peak`."""
+        ...
+
     def reset_peak(self) -> None: ...
 
     def settle(self) -> None:
         """Waits for the device, and hands back what torch's allocator merely keeps."""
         ...
 
-    def limit_reserved(self, num_bytes: int) -> None:
-        """Makes torch's allocator give back what it keeps rather than hold more than that."""
+    def limit_reserved(self, num_bytes: int, *, arena_bytes: int) -> None:
+        """Makes torch's allocator give back what it keeps rather than hold more than that, and keep `arena_bytes` of
+        it in one piece."""
         ...
 
 
@@ -175,9 +185,27 @@ class CudaDevice:
 
         return agreeing_peak(read)
 
-    def limit_reserved(self, num_bytes: int) -> None:
-        """From now on torch's allocator holds at most that: it gives back what it keeps before it takes more."""
-        self._memory.limit_reserved(num_bytes)
+    def small_peak_bytes(self, run: Callable[[], None]) -> int:
+        """By how much the segments for small blocks are more at their peak during `run`, which starts without a
+        cache."""
+        self._memory.settle()
+        self._memory.reset_peak()
+        before = self._memory.small_bytes()
+        run()
+        return self._memory.peak_small_bytes() - before
+
+    def limit_reserved(self, num_bytes: int, *, arena_bytes: int) -> None:
+        """From now on torch's allocator holds at most that: it gives back what it keeps before it takes more.
+        `arena_bytes`: of these it keeps so many in one piece, for forwards (`executor.arena`).
+
+        Raises:
+            torch.OutOfMemoryError: that piece cannot be had.
+        """
+        self._memory.limit_reserved(num_bytes, arena_bytes=arena_bytes)
+
+    def lift_limit(self) -> None:
+        """Torch's allocator may hold what there is."""
+        self._memory.limit_reserved(self.total_bytes, arena_bytes=0)
 
     def _known_bytes(self) -> int:
         return self._memory.reserved_bytes() + self.mapped_bytes()
@@ -237,6 +265,12 @@ class TorchCudaMemory:
     def peak_reserved_bytes(self) -> int:
         return int(torch.cuda.memory_stats(self._device)["reserved_bytes.all.peak"])
 
+    def small_bytes(self) -> int:
+        return int(torch.cuda.memory_stats(self._device)["reserved_bytes.small_pool.current"])
+
+    def peak_small_bytes(self) -> int:
+        return int(torch.cuda.memory_stats(self._device)["reserved_bytes.small_pool.peak"])
+
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -244,10 +278,11 @@ class TorchCudaMemory:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 
-    def limit_reserved(self, num_bytes: int) -> None:
+    def limit_reserved(self, num_bytes: int, *, arena_bytes: int) -> None:
         _, total = self.free_and_total()
         # Half a MiB more, so that the product with the total does not round below a segment's size.
         torch.cuda.set_per_process_memory_fraction(min(1.0, (num_bytes + MIB // 2) / total), self._device)
+        keep_arena(arena_bytes, self._device)
 
 
 def open_cuda_device(device: torch.device) -> CudaDevice:
@@ -264,6 +299,7 @@ def open_cuda_device(device: torch.device) -> CudaDevice:
     torch.cuda.set_device(device)
     # An engine that this process had before left its own limit.
     torch.cuda.set_per_process_memory_fraction(1.0, device)
+    keep_arena(0, device)
     torch.zeros(1, device=device)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

@@ -117,7 +117,7 @@ class CudaGraphBackend:
             graph.replay()
             used = self._read()
         except Exception as error:  # the graph set decides what a failure costs
-            problem = f"{type(error).__name__}: {error}"
+            problem = _first_line(error)
             # The frames of the failed forward hold its tensors, which would stay live blocks of the pool.
             _clear(error)
         if problem is not None or graph is None or output is None:
@@ -150,7 +150,7 @@ class CudaGraphBackend:
             self._bootstrap_bytes = max(0, self._read() - used_before)
             self._pool = self._new_pool()
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = _first_line(error)
             # As below; and raised outside of this block, or the new error would keep this one as its context.
             _clear(error)
         if self._pool is None:
@@ -331,6 +331,11 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, without the advice of how to debug it that CUDA's errors bring along."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def _dropped(graph: Replayable | None) -> None:

@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from runtime.executor.arena import retry_on_empty_cache
 from runtime.executor.batch import Padding, Step, StepBatch, StepBuffers, StepShape, fill_batch
 from runtime.executor.decoder_program import Decoder, DecoderInputs, DecoderProgram, attention_bucket
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.grammar_masks import GrammarMasks
 from runtime.executor.graphs import Bucket, GraphSet
 from runtime.executor.request_slots import RequestSlots, RunningRequest
-from runtime.executor.retry import retry_on_empty_cache
 from runtime.executor.run_ahead import LaunchedStep
 from runtime.executor.sampler import SampledBatch, Sampler
 from runtime.executor.sampling_rows import SamplingRows

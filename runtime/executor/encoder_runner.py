@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.checkpoint import VisionConfig
+from runtime.executor.arena import retry_on_empty_cache
 from runtime.executor.embedding_store import EmbeddingStore
 from runtime.executor.graphs import Bucket, GraphSet, SelfTestFill
 from runtime.executor.packing import Pack, pack_eager, pack_images
-from runtime.executor.retry import retry_on_empty_cache
 from runtime.model.qwen2_5_vl_vision import EncoderInputs, VisionEncoder, encoder_inputs, patch_grid
 from runtime.model.vision_layout import EncoderLayout, encoder_layout
 from runtime.staging import PinnedArena

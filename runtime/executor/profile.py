@@ -4,12 +4,15 @@ Knows limits, no weights and no device. All blocks of its tables are the null bl
 """
 
 import logging
+from collections.abc import Iterable
 
 import msgspec
+import torch.nn.functional as F
 
 from runtime.config import ResolvedConfig
 from runtime.executor.kv_cache import NULL_BLOCK
 from runtime.executor.model_runner import ModelRunner
+from runtime.model.layers import Linear
 from runtime.request import Request, SamplingParams
 from runtime.scheduler.output import ScheduledRequest, SchedulerOutput
 
@@ -31,6 +34,18 @@ SAMPLING = SamplingParams(
     num_logprobs=MAX_LOGPROBS,
 )
 
+
+# What requests ask of the sampler one by one.
+USUAL = (
+    SamplingParams(max_tokens=1),
+    SamplingParams(max_tokens=1, num_logprobs=3),
+    SamplingParams(max_tokens=1, temperature=1.0, seed=0),
+    SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, seed=0),
+    SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, top_k=40, num_logprobs=3, seed=0),
+)
+
+# Up to so many rows a library's kernels change every few rows.
+FEW_ROWS = 512
 
 # Allows any text, so that the distribution stays as flat as it is; its masks are as large as any grammar's.
 GRAMMAR = "start: TEXT\nTEXT: /(.|\\n)*/\n"
@@ -58,12 +73,27 @@ def run_steps_of_all_sizes(runner: ModelRunner, config: ResolvedConfig) -> None:
     what the worst step launches is not all that requests will.
     """
     most_tokens, most_seqs = config.engine.max_num_batched_tokens, config.engine.max_num_seqs
-    usual = (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, top_k=40, seed=0))
     for power in range(most_tokens.bit_length()):
         tokens = 2**power
-        for sampling in usual:
+        # The sampler has a row for each sequence: beyond all of them it launches nothing else.
+        for sampling in USUAL if tokens <= 2 * most_seqs else USUAL[:1]:
             _run(runner, _parts(config, tokens, min(tokens, most_seqs)), sampling)
-        _run(runner, _parts(config, tokens, 1), usual[0])
+        _run(runner, _parts(config, tokens, 1), USUAL[0])
+
+
+def load_products(linears: Iterable[Linear], max_rows: int) -> None:
+    """Multiplies rows by a matrix of each shape: a library has dozens of kernels for one, by number of rows."""
+    counts = (*range(8, FEW_ROWS, 8), *range(FEW_ROWS, max_rows, 64), max_rows)
+    by_shape = {(one.weight.shape, one.bias is None): one for one in linears if one.packed is None}
+    for linear in by_shape.values():
+        num_outputs, num_inputs = linear.weight.shape
+        rows = linear.weight.new_zeros((max_rows, num_inputs))
+        sums = linear.weight.new_zeros((max_rows, num_outputs))
+        for count in counts:
+            if count <= max_rows:
+                F.linear(rows[:count], linear.weight, linear.bias)
+                if linear.bias is None:  # as a product that adds the residual
+                    sums[:count].addmm_(rows[:count], linear.weight.t())
 
 
 def _run(runner: ModelRunner, parts: list[ScheduledRequest], sampling: SamplingParams) -> None:

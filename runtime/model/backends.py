@@ -24,7 +24,7 @@ from runtime.config import (
 from runtime.model import packed
 from runtime.model.attention import CacheAttention, EncoderAttention, KVLayers
 from runtime.model.flashinfer_attention import HEAD_DIMS, AttentionLimits, FlashInferAttention
-from runtime.model.qwen2_5_vl_text import RowKernels
+from runtime.model.qwen2_5_vl_text import LayerKernels
 from runtime.model.row_attention import RowAttention
 from runtime.model.sdpa import PagedSdpaAttention, SdpaEncoderAttention
 
@@ -96,6 +96,8 @@ class Kernels:
     encoder_attention: Choice
     one_row: OneRowChoice
     is_compiled: bool
+    # Whether the decoder's layers go through Triton kernels, whatever the number of rows.
+    is_fused: bool
     # Whether products go through oneDNN, with weights of its own layout.
     is_packed: bool
 
@@ -117,6 +119,7 @@ def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.de
             config.one_row_backend, facts=facts, dtype=dtype, has_graphs=config.decoder_graphs != "none"
         ),
         is_compiled=should_compile(config.compile, facts=facts),
+        is_fused=should_fuse(config.compile, facts=facts, dtype=dtype),
         is_packed=should_pack(config.compile, facts=facts, dtype=dtype),
     )
     for kind, choice in (("decoder", kernels.attention), ("encoder", kernels.encoder_attention)):
@@ -127,6 +130,7 @@ def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.de
         extra={
             "compile": config.compile,
             "is_compiled": kernels.is_compiled,
+            "is_fused": kernels.is_fused,
             "is_packed": kernels.is_packed,
         },
     )
@@ -215,8 +219,9 @@ def choose_one_row(wanted: OneRowBackend, *, facts: DeviceFacts, dtype: torch.dt
     return OneRowChoice(backend="triton", reason="products of one row read weights faster than in cuBLAS")
 
 
-def build_row_kernels(choice: OneRowChoice, *, facts: DeviceFacts) -> RowKernels | None:
-    """The Triton kernels; None where they were not chosen. Triton is imported here, and nowhere before."""
+def build_row_kernels(choice: OneRowChoice, *, facts: DeviceFacts) -> LayerKernels | None:
+    """The Triton kernels for one row; None where they were not chosen. Triton is imported here and in
+    `build_rows_kernels`, and nowhere before."""
     if choice.backend != "triton":
         return None
     from runtime.model.triton_row import TritonRow
@@ -224,10 +229,25 @@ def build_row_kernels(choice: OneRowChoice, *, facts: DeviceFacts) -> RowKernels
     return TritonRow(waits=facts.capability >= HOPPER)
 
 
+def build_rows_kernels(*, is_fused: bool) -> LayerKernels | None:
+    """The Triton kernels for any number of rows."""
+    if not is_fused:
+        return None
+    from runtime.model.triton_rows import TritonRows
+
+    return TritonRows()
+
+
 def should_compile(mode: CompileMode, *, facts: DeviceFacts) -> bool:
-    """Whether layers go through Inductor. `auto`: on CUDA, where it fuses a quarter of a step's kernels away; on a CPU
-    it costs more at start than it gives back."""
+    """Whether layers go through Inductor: the encoder's, and the decoder's unless they are fused. `auto`: on CUDA,
+    where it halves the encoder's time; on a CPU it costs more at start than it gives back."""
     return mode == "on" or (mode == "auto" and facts.device == "cuda")
+
+
+def should_fuse(mode: CompileMode, *, facts: DeviceFacts, dtype: torch.dtype) -> bool:
+    """Whether the decoder's layers go through Triton kernels: where they run, and neither compiled nor plain layers
+    were asked for."""
+    return mode == "auto" and _triton_obstacle(facts, dtype) is None
 
 
 def should_pack(mode: CompileMode, *, facts: DeviceFacts, dtype: torch.dtype) -> bool:

@@ -53,21 +53,25 @@ class LoadedModel:
         return sum(tensor.nbytes for tensor in tensors) + sum(packed.nbytes for packed in self._packed)
 
     @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Every matrix that multiplies, the head apart."""
+        return tuple(module for tower in self._modules for module in tower.modules() if isinstance(module, Linear))
+
+    @property
     def _modules(self) -> tuple[nn.Module, ...]:
         return (self.vision,) if self.text is None else (self.vision, self.text)
 
     @property
     def _packed(self) -> list[PackedWeight]:
-        linears = (module for tower in self._modules for module in tower.modules() if isinstance(module, Linear))
-        packed = [linear.packed for linear in linears if linear.packed is not None]
+        packed = [linear.packed for linear in self.linears if linear.packed is not None]
         if self.text is not None and self.text.packed_head is not None:
             packed.append(self.text.packed_head)
         return packed
 
-    def compile_layers(self) -> None:
-        """Both towers run through Inductor from now on; the first forward of each compiles it."""
+    def compile_layers(self, *, has_fused_text: bool = False) -> None:
+        """Both towers run through Inductor from now on, or the encoder alone; the first forward of each compiles it."""
         self.vision.compile_layers()
-        if self.text is not None:
+        if self.text is not None and not has_fused_text:
             self.text.compile_layers()
 
     def pack_products(self) -> None:

@@ -37,8 +37,8 @@ Between: TypeAlias = Callable[
 ]
 
 
-class RowKernels(Protocol):
-    """Kernels that stand in for the layers in steps of one row."""
+class LayerKernels(Protocol):
+    """Kernels that stand in for the layers."""
 
     def warm_up(self, layer: "DecoderLayer") -> None:
         """Compiles and loads everything, by running it: a step must not."""
@@ -47,12 +47,12 @@ class RowKernels(Protocol):
     def forward(
         self,
         layers: Sequence["DecoderLayer"],
-        hidden_1D: Tensor,
+        hidden_TD: Tensor,
         cos: Tensor,
         sin: Tensor,
         attention: DecoderAttention,
     ) -> Tensor:
-        """The row [1, D] after the last layer."""
+        """Rows [T, D] after the last layer."""
         ...
 
 
@@ -79,18 +79,21 @@ class TextDecoder(nn.Module):
         self.register_buffer("frequency_axes", axes.to(device), persistent=False)
         self.register_buffer("inverse_frequencies", frequencies, persistent=False)
         self.between: Between = between
-        # None: the layers' own, whatever the number of rows.
-        self.row_kernels: RowKernels | None = None
+        # None: the layers' own.
+        self.row_kernels: LayerKernels | None = None
+        self.rows_kernels: LayerKernels | None = None
         self.packed_head: PackedWeight | None = None
 
     def compile_layers(self) -> None:
         """Runs what lies between two attentions through Inductor from now on: one function for every layer."""
         self.between = compiled(between)
 
-    def use_row_kernels(self, row_kernels: RowKernels) -> None:
-        """Runs steps of one row through `row_kernels` from now on."""
-        row_kernels.warm_up(self.layers[0])
-        self.row_kernels = row_kernels
+    def use_kernels(self, *, row: LayerKernels | None, rows: LayerKernels | None) -> None:
+        """Runs steps of one row through `row` from now on, and those of more, or all, through `rows`."""
+        for kernels in (row, rows):
+            if kernels is not None:
+                kernels.warm_up(self.layers[0])
+        self.row_kernels, self.rows_kernels = row or rows, rows
 
     @property
     def product_bytes(self) -> int:
@@ -120,8 +123,9 @@ class TextDecoder(nn.Module):
         angles = positions_3T.t().float().index_select(1, self.frequency_axes) * self.inverse_frequencies
         cos, sin = rotary_tables(angles.unsqueeze(1))
         hidden_TD = embeds_TD
-        if self.row_kernels is not None and len(embeds_TD) == 1:
-            return self.norm.forward(self.row_kernels.forward(self.layers, hidden_TD, cos, sin, attention))
+        kernels = self.row_kernels if len(embeds_TD) == 1 else self.rows_kernels
+        if kernels is not None:
+            return self.norm.forward(kernels.forward(self.layers, hidden_TD, cos, sin, attention))
         qkv = self.layers[0].before(hidden_TD, cos, sin)
         for layer, following in pairwise(self.layers):
             attended_THE = attention.forward(layer.index, *qkv)

@@ -23,6 +23,9 @@ QUERY_PIECE = 256
 # Decoding sequences share one padded batch unless it would gather this many times the keys of the shortest.
 MAX_LENGTH_RATIO = 2
 
+# Where rows of a mask must begin for torch's kernels on a GPU.
+ALIGNMENT_BYTES = 16
+
 # Up to this many tokens, padding costs less than one more call.
 SHORT_LENGTH = 128
 
@@ -218,7 +221,7 @@ class PagedSdpaAttention:
             lengths_B1 = torch.from_numpy(lengths).to(device).unsqueeze(1)
             is_padding = torch.arange(longest, device=device) >= lengths_B1
             mask = torch.zeros(is_padding.shape, dtype=self._rows[0].dtype, device=device)
-            mask = mask.masked_fill_(is_padding, float("-inf"))[:, None, None, :]
+            mask = aligned(mask.masked_fill_(is_padding, float("-inf"))[:, None, None, :])
         queries = None if is_whole_step else torch.from_numpy(batch.query_start_loc_cpu[members]).to(device).long()
         return _DecodeGroup(queries_B=queries, chunks=self._gathered(tables), length=longest, mask_B11L=mask)
 
@@ -274,7 +277,7 @@ class PagedSdpaAttention:
     def _mask(self, context: int, num_queries: int) -> Tensor:
         """[num_queries, context + num_queries]: query i sees the context and the queries up to itself."""
         width = self._band.shape[1] - QUERY_PIECE
-        return self._band[:num_queries, width - context : width + num_queries]
+        return aligned(self._band[:num_queries, width - context : width + num_queries])
 
     def _widen_band(self, length: int) -> None:
         """The band that masks are cut from: zeros for any context, then a square with -inf above its diagonal."""
@@ -284,6 +287,17 @@ class PagedSdpaAttention:
         width = 1 << (length - 1).bit_length()
         square = torch.full((QUERY_PIECE, QUERY_PIECE), float("-inf"), dtype=rows.dtype, device=rows.device).triu_(1)
         self._band = torch.cat((square.new_zeros(QUERY_PIECE, width), square), dim=1)
+
+
+def aligned(mask: Tensor) -> Tensor:
+    """The mask, on a GPU a copy whose rows begin at multiples of 16 bytes: the kernel that torch picks on Hopper reads
+    several entries at a time, and faults where a row begins at an odd one."""
+    if mask.device.type == "cpu":
+        return mask
+    step = ALIGNMENT_BYTES // mask.element_size()
+    width = mask.shape[-1]
+    rows = mask.new_empty((*mask.shape[:-1], -(-width // step) * step))[..., :width]
+    return rows.copy_(mask)
 
 
 def _similar_lengths(sequences: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:

@@ -40,7 +40,7 @@ def test_rows_sum_to_the_request_and_cover_what_the_device_says(tiny_checkpoint:
     assert sum(rows.values()) == memory.requested_bytes == math.ceil(gpu.total_bytes * 0.055)
     assert rows["kv"] == (memory.num_blocks + 1) * memory.block_bytes
     assert rows["kv"] % (2 * MIB) == 0
-    assert rows["transient"] == gpu.transient_bytes
+    assert rows["transient"] == gpu.transient_bytes + gpu.small_transient_bytes
     assert rows["encoder_graphs"] == 2 * gpu.segment_bytes
     assert rows["decoder_graphs"] == 3 * gpu.segment_bytes
     assert rows["graph_driver"] == 5 * gpu.driver_bytes_per_graph + 2 * MIB
@@ -119,7 +119,9 @@ def test_answers_do_not_depend_on_graphs_nor_on_the_backing(tiny_checkpoint: Pat
 def test_a_start_keeps_the_profile_s_segments_and_lets_torch_hold_no_more(tiny_checkpoint: Path) -> None:
     gpu = FakeGpu()
     engine = build(tiny_checkpoint, gpu)
-    assert gpu.limit_bytes == gpu.reserved_bytes() - gpu.cached_bytes + gpu.transient_bytes
+    assert gpu.arena_bytes == gpu.transient_bytes
+    row = gpu.transient_bytes + gpu.small_transient_bytes
+    assert gpu.limit_bytes == gpu.reserved_bytes() - gpu.cached_bytes + row
     assert engine.stats().graphs["decoder"].misses["mixed_step"] == 0  # running the worst case counts nowhere
 
 

@@ -34,6 +34,7 @@ PHASES = [
     "profile",
     "capture_encoder",
     "capture_decoder",
+    "prove_transient",
     "plan",
     "back_kv",
     "keep_transient",

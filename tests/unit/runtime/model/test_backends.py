@@ -18,6 +18,7 @@ from runtime.model.backends import (
     choose_encoder_attention,
     choose_one_row,
     should_compile,
+    should_fuse,
     should_pack,
 )
 from runtime.model.sdpa import SdpaEncoderAttention
@@ -169,3 +170,13 @@ def test_products_are_packed_on_a_cpu_in_float32_unless_plain_ones_are_asked_for
     assert not should_pack("on", facts=CPU, dtype=torch.float32)
     assert not should_pack("auto", facts=CPU, dtype=torch.bfloat16)
     assert not should_pack("auto", facts=HOPPER, dtype=torch.float32)
+
+
+def test_decoder_is_fused_on_a_gpu_unless_compiled_or_plain_layers_are_asked_for() -> None:
+    assert should_fuse("auto", facts=HOPPER, dtype=torch.bfloat16)
+    assert should_fuse("auto", facts=replace(HOPPER, capability=(8, 0)), dtype=torch.float16)
+    assert not should_fuse("off", facts=HOPPER, dtype=torch.bfloat16)
+    assert not should_fuse("on", facts=HOPPER, dtype=torch.bfloat16)
+    assert not should_fuse("auto", facts=replace(HOPPER, has_triton=False), dtype=torch.bfloat16)
+    assert not should_fuse("auto", facts=HOPPER, dtype=torch.float32)
+    assert not should_fuse("auto", facts=CPU, dtype=torch.float32)

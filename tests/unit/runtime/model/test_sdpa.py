@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.model.attention import AttentionBatch
 from runtime.model.loader import LoadedModel
-from runtime.model.sdpa import QUERY_PIECE, DenseSdpaAttention, PagedSdpaAttention
+from runtime.model.sdpa import QUERY_PIECE, DenseSdpaAttention, PagedSdpaAttention, aligned
 
 NUM_LAYERS, HEADS, KV_HEADS, WIDTH = 2, 6, 2, 8
 
@@ -252,3 +252,13 @@ def test_whole_decoder_gives_the_same_paged_in_steps_and_dense(model: LoadedMode
 
     stepped = torch.stack([outputs[index, token] for index, _, end in whole for token in range(end)])
     torch.testing.assert_close(stepped, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_a_mask_begin_where_a_gpu_reads_them() -> None:
+    band = torch.zeros(8, 40, dtype=torch.bfloat16, device="meta")
+    mask = aligned(band[:5, 3:16])
+    assert (tuple(mask.shape), mask.stride(), mask.storage_offset()) == ((5, 13), (16, 1), 0)
+    mask = aligned(torch.zeros(3, 1, 1, 9, device="meta"))
+    assert (tuple(mask.shape), mask.stride()[0] % 4) == ((3, 1, 1, 9), 0)
+    own = torch.zeros(8, 40)[:5, 3:16]
+    assert aligned(own) is own

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from runtime.executor.retry import retry_on_empty_cache
+from runtime.executor.arena import retry_on_empty_cache
 
 
 def test_what_failed_is_gone_when_it_is_tried_again() -> None:

@@ -34,9 +34,9 @@ def filled_layer(config: TextConfig, place: Place) -> DecoderLayer:
     return layer
 
 
-def step(config: TextConfig, place: Place) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A hidden row, an attended one, and tables of rotation."""
+def step(config: TextConfig, place: Place, num_rows: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden rows, attended ones, and tables of rotation."""
     torch.manual_seed(1)
-    hidden = torch.randn(1, config.hidden_size).to(**place)
-    attended = torch.randn(1, config.num_attention_heads, config.head_dim).to(**place)
-    return hidden, attended, *rotary_tables(torch.randn(1, 1, config.head_dim // 2).to(place["device"]))
+    hidden = torch.randn(num_rows, config.hidden_size).to(**place)
+    attended = torch.randn(num_rows, config.num_attention_heads, config.head_dim).to(**place)
+    return hidden, attended, *rotary_tables(torch.randn(num_rows, 1, config.head_dim // 2).to(place["device"]))

@@ -1,4 +1,4 @@
-"""Compares the Triton kernels for steps of one row with the layers, in Triton's interpreter. A process of its own:
+"""Compares the decoder's Triton kernels with the layers, in Triton's interpreter. A process of its own:
 `TRITON_INTERPRET=1` must be set before Triton is imported."""
 
 import torch
@@ -7,7 +7,8 @@ from torch import Tensor
 from runtime.model.attention import AttentionBatch
 from runtime.model.layers import Place
 from runtime.model.triton_row import TritonRow
-from tests.unit.runtime.model.triton_row_layers import ODD, filled_layer, step
+from runtime.model.triton_rows import TritonRows
+from tests.unit.runtime.model.filled_layer import ODD, filled_layer, step
 
 # The interpreter multiplies in NumPy, which has no bfloat16.
 PLACE: Place = {"dtype": torch.float16, "device": torch.device("cpu")}
@@ -47,20 +48,22 @@ class PlacedSums(Sums):
         return self.sums(layer, q_THD)
 
 
-def kernels_agree_with_the_layer(kernels: TritonRow) -> None:
+def kernels_agree_with_the_layer(kernels: TritonRow | TritonRows, num_rows: int) -> None:
     layer = filled_layer(ODD, PLACE)
-    hidden, attended, cos, sin = step(ODD, PLACE)
+    hidden, attended, cos, sin = step(ODD, PLACE, num_rows)
     ours = (*kernels.before(layer, hidden, cos, sin), kernels.after(layer, hidden, attended))
     theirs = (*layer.before(hidden, cos, sin), layer.after(hidden, attended))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=5e-3, atol=5e-3)
 
 
-def layers_agree_around_attention(kernels: TritonRow, attention: Sums) -> None:
+def layers_agree_around_attention(kernels: TritonRow | TritonRows, attention: Sums) -> None:
     """Two layers around an attention that reads its cache; `PlacedSums` leaves storing to the kernels."""
     layers = [filled_layer(ODD, PLACE) for _ in range(2)]
     layers[1].index = 1
-    hidden, _, cos, sin = step(ODD, PLACE)
+    num_rows = len(attention.slots_T)
+    hidden, _, cos, sin = step(ODD, PLACE, num_rows)
+    given = hidden.clone()
     plain = Sums(attention.slots_T)
     expected = hidden
     for layer in layers:
@@ -68,14 +71,21 @@ def layers_agree_around_attention(kernels: TritonRow, attention: Sums) -> None:
     found = kernels.forward(layers, hidden, cos, sin, attention)
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(attention.blocks, plain.blocks, rtol=5e-3, atol=5e-3)
-    assert all(int((layer[:, 0].abs().sum((-1, -2)) > 0).sum()) == 1 for layer in plain.blocks.unbind(1))
+    assert torch.equal(hidden, given)
+    assert all(int((layer[:, 0].abs().sum((-1, -2)) > 0).sum()) == num_rows for layer in plain.blocks.unbind(1))
 
 
 if __name__ == "__main__":
-    row = TritonRow(waits=False)
-    kernels_agree_with_the_layer(row)
+    row, rows = TritonRow(waits=False), TritonRows()
+    kernels_agree_with_the_layer(row, 1)
     for slot in (0, BLOCK_SIZE, 5 * BLOCK_SIZE - 1):
         layers_agree_around_attention(row, Sums(torch.tensor([slot])))
         layers_agree_around_attention(row, PlacedSums(torch.tensor([slot])))
-    row.warm_up(filled_layer(ODD, PLACE))
+    for count in (1, 2, 5):
+        kernels_agree_with_the_layer(rows, count)
+        slots = torch.tensor([5 * BLOCK_SIZE - 1, 0, BLOCK_SIZE, 4, 7][:count])
+        layers_agree_around_attention(rows, Sums(slots))
+        layers_agree_around_attention(rows, PlacedSums(slots))
+    for kernels in (row, rows):
+        kernels.warm_up(filled_layer(ODD, PLACE))
     print("agreed")

@@ -1,4 +1,4 @@
-"""The Triton kernels for steps of one row, interpreted: equal to the layers that they stand in for."""
+"""The decoder's Triton kernels, interpreted: equal to the layers that they stand in for."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 def test_kernels_agree_with_the_layers() -> None:
     pytest.importorskip("triton")
     run = subprocess.run(
-        [sys.executable, "-m", "tests.unit.runtime.model.triton_row_interpreted"],
+        [sys.executable, "-m", "tests.unit.runtime.model.triton_layers_interpreted"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
