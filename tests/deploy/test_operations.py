@@ -32,7 +32,7 @@ def test_only_what_was_measured_on_a_gpu_has_a_row() -> None:
 def test_flags_and_variables_are_settings() -> None:
     own = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     own |= {f"--no-{flag[2:]}" for flag in own}
-    # Of `fovea bench`, of `fovea plan --tune`, and of kubectl.
+    # Of `fovea bench`, of `fovea plan --tune`, of kubectl and of helm.
     foreign = {
         "--tune",
         "--sizes",
@@ -43,6 +43,9 @@ def test_flags_and_variables_are_settings() -> None:
         "--concurrency",
         "--kustomize",
         "--previous",
+        "--install",
+        "--version",
+        "--values",
     }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) <= own | foreign
     variables = {f"FOVEA_{name.upper()}" for name in Settings.model_fields}
