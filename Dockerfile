@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # Two images from one file: `docker build --target cpu .` and `docker build --target cuda .`
 # Neither holds model weights beyond the demo model inside the package: others land on the volume at /cache.
 

@@ -10,6 +10,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from runtime.process_client import SHUTDOWN_SECONDS
+from server.lifecycle import FAREWELL_SECONDS
+from server.serve import GRACEFUL_SHUTDOWN_SECONDS
 from server.settings import Settings, load_settings
 from tests.deploy.manifests import (
     BASE,
@@ -32,7 +35,8 @@ from tests.deploy.manifests import (
 
 # The oldest release with `preStop.sleep`, and the newest whose schema is at hand.
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
-ENGINE_STOP_SECONDS = 10
+# After a drain that took all its time: the last answers' errors, connections that are left, the engine's process.
+STOP_SECONDS = FAREWELL_SECONDS + GRACEFUL_SHUTDOWN_SECONDS + SHUTDOWN_SECONDS
 
 rendering = pytest.mark.parametrize("directory", [BASE, *OVERLAYS], ids=lambda path: path.name)
 
@@ -110,10 +114,39 @@ def test_grace_period_exceeds_pre_stop_and_drain(directory: Path) -> None:
     pod = pod_of(rendered(directory))
     sleep = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     drain = settings_of(rendered(directory)).drain_timeout_seconds
-    assert pod["terminationGracePeriodSeconds"] >= sleep + drain + ENGINE_STOP_SECONDS
-    # The endpoint is gone before SIGTERM: the pod fails readiness only by then.
+    assert pod["terminationGracePeriodSeconds"] > sleep + drain + STOP_SECONDS
+    # A gateway that asks by itself whether the pod is ready has heard that it is not before connections are refused.
     readiness = pod["containers"][0]["readinessProbe"]
-    assert sleep >= readiness["periodSeconds"]
+    assert sleep >= readiness["periodSeconds"] * readiness["failureThreshold"]
+
+
+@rendering
+def test_start_may_take_long_and_only_the_start(directory: Path) -> None:
+    """Until the startup probe has passed, the others are not asked: it alone covers loading, compiling and capture."""
+    container = pod_of(rendered(directory))["containers"][0]
+    for name in ("startup", "readiness", "liveness"):
+        probe = container[f"{name}Probe"]
+        assert "initialDelaySeconds" not in probe
+        assert 0 < probe["timeoutSeconds"] <= probe["periodSeconds"]
+    longest = container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"]
+    assert longest >= 300
+    # Kubernetes' own default; past it a rollout counts as failed.
+    assert only(rendered(directory), "Deployment")["spec"].get("progressDeadlineSeconds", 600) > longest
+
+
+@rendering
+def test_keys_come_from_a_secret_that_may_be_absent(directory: Path) -> None:
+    objects = rendered(directory)
+    server = pod_of(objects)["containers"][0]
+    secrets = [source["secretRef"] for source in server["envFrom"] if "secretRef" in source]
+    assert secrets == [{"name": "fovea-keys", "optional": True}]
+    # What the documents say that it holds; no key stands in what is checked in.
+    text = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    (variable,) = re.findall(r"create secret generic fovea-keys --from-literal=(\w+)=", text)
+    settings = load_settings({}, environ={**config_map(objects)["data"], variable: "first-key,second-key"})
+    assert settings.all_api_keys() == ("first-key", "second-key")
+    assert not any(item["kind"] == "Secret" for item in objects)
+    assert not any("KEY" in name or "TOKEN" in name for name in config_map(objects)["data"])
 
 
 @rendering
@@ -262,6 +295,10 @@ def test_model_is_fetched_once_at_a_pinned_revision_and_served_offline(overlay: 
     assert offline not in fetching.get("env", ())
     assert fetching["args"] == ["download"]
     assert "fovea download" in waiting["command"][-1]
+    # The hub's token is the download's alone.
+    of_download = [source["secretRef"] for source in fetching["envFrom"] if "secretRef" in source]
+    assert of_download == [{"name": "fovea-hub", "optional": True}]
+    assert not any("secretRef" in source for source in waiting["envFrom"])
     claims = [
         volume["persistentVolumeClaim"]
         for volume in (*pod["volumes"], *job["volumes"])
