@@ -53,7 +53,7 @@ CMD ["serve", "--host", "0.0.0.0"]
 # ---- CUDA: `--compile`, and FlashInfer for other head widths, build kernels at first use: nvcc, a host compiler and
 # Python's headers stay
 FROM ${CUDA_IMAGE} AS cuda-base
-ENV DEBIAN_FRONTEND=noninteractive
+ARG DEBIAN_FRONTEND=noninteractive
 # The base image is pinned, and with it the distribution's release; its security updates are wanted as they are.
 # hadolint ignore=DL3008
 RUN apt-get update \
