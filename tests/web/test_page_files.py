@@ -120,6 +120,15 @@ def test_readme_shows_the_page() -> None:
         assert shown.width >= 1000
 
 
+def test_documents_name_the_screenshots_that_are_kept() -> None:
+    kept = re.findall(
+        r'keep_screenshot\("([\w-]+)"\)', (ROOT / "tests/web/test_page_real.py").read_text(encoding="utf-8")
+    )
+    told = re.findall(r"`([\w-]+)\.png`", (ROOT / "docs/page.md").read_text(encoding="utf-8"))
+    assert kept
+    assert told == kept
+
+
 def test_files_are_short() -> None:
     for path in FOLDER.iterdir():
         assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES, path.name
