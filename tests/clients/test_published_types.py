@@ -1,6 +1,7 @@
-"""The gateway's route and the dashboards against the types that their projects publish as packages of npm:
-`@kubernetes-models/gateway-api` (made from the Gateway API's own types) and `@grafana/schema` (of a Grafana newer than
-the one whose builders make our dashboards). `make test-clients` installs them.
+"""The gateway's route, the dashboards and the compose file against what is published of their form, in packages of npm:
+`@kubernetes-models/gateway-api` (made from the Gateway API's own types), `@grafana/schema` (of a Grafana newer than the
+one whose builders make our dashboards), and `dclint`, which carries Compose's own schema. `make test-clients` installs
+them.
 """
 
 import copy
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft7Validator, ValidationError
 
 from tests.deploy.manifests import DEPLOY, KUBERNETES, Object, only, read_yaml
 
@@ -72,3 +74,13 @@ def test_mistakes_are_noticed(spoil_route: Callable[[Object], None], spoil_dashb
     found = complaints(route, {"spoiled": board})
     assert found["route"]
     assert found["dashboards"]["spoiled"]
+
+
+def test_compose_file_fits_the_published_schema() -> None:
+    path = CHECKER.parent / "node_modules" / "dclint" / "schemas" / "compose.schema.json"
+    validator = Draft7Validator(json.loads(path.read_text(encoding="utf-8")))
+    compose = read_yaml(DEPLOY / "compose.yaml")
+    validator.validate(compose)
+    compose["services"]["grafana"]["capdrop"] = ["ALL"]
+    with pytest.raises(ValidationError, match="capdrop"):
+        validator.validate(compose)
