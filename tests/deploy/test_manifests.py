@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -409,6 +410,31 @@ def test_components_apply_to_the_overlays(overlay: str, components: tuple[Path, 
     scaler = only(objects, "HorizontalPodAutoscaler" if HPA in components else "ScaledObject")
     assert scaler["spec"]["scaleTargetRef"]["name"] == only(objects, "Deployment")["metadata"]["name"]
     assert "replicas" not in only(objects, "Deployment")["spec"]
+
+
+def test_hpa_takes_the_place_of_keda_in_one_line(tmp_path: Path) -> None:
+    """As the documents say: in a copy of the overlay, `components/hpa` instead of `components/keda`."""
+    original = KUBERNETES / "overlays" / "gpu-ha"
+    overlay = shutil.copytree(original, tmp_path / "overlays" / "gpu-ha")
+    kustomization = overlay / "kustomization.yaml"
+    text = kustomization.read_text(encoding="utf-8")
+    assert text.count("components/keda\n") == 1
+    text = text.replace("components/keda\n", "components/hpa\n")
+    for path in re.findall(r"(?m)^  - (\.\./\S+)$", text):
+        target = (original / path.replace("components/hpa", "components/keda")).resolve()
+        target = target.with_name("hpa") if target.name == "keda" else target
+        text = text.replace(f"  - {path}\n", f"  - {os.path.relpath(target, overlay)}\n")
+    kustomization.write_text(text, encoding="utf-8")
+    objects = rendered(overlay)
+    for item in objects:
+        validate(item)
+    assert only(objects, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == "fovea"
+    assert not any(item["kind"] == "ScaledObject" for item in objects)
+    assert "replicas" not in only(objects, "Deployment")["spec"]
+    documents = [(ROOT / "deploy" / "README.md"), (ROOT / "docs" / "operations.md")]
+    assert any(
+        "`components/hpa` in the place of `components/keda`" in path.read_text(encoding="utf-8") for path in documents
+    )
 
 
 def test_every_component_is_tried() -> None:
