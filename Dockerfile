@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # Two images from one file: `docker build --target cpu .` and `docker build --target cuda .`
 # Neither holds model weights beyond the demo model inside the package: others land on the volume at /cache.
 
@@ -54,7 +53,7 @@ CMD ["serve", "--host", "0.0.0.0"]
 # ---- CUDA: `--compile`, and FlashInfer for other head widths, build kernels at first use: nvcc, a host compiler and
 # Python's headers stay
 FROM ${CUDA_IMAGE} AS cuda-base
-ENV DEBIAN_FRONTEND=noninteractive
+ARG DEBIAN_FRONTEND=noninteractive
 # The base image is pinned, and with it the distribution's release; its security updates are wanted as they are.
 # hadolint ignore=DL3008
 RUN apt-get update \

@@ -56,6 +56,8 @@ MAX_SOCKET_PATH_BYTES = 107
 
 # After the child's end its last messages may still be on the way through the socket's thread.
 LAST_MESSAGES_SECONDS = 0.2
+# How long a child that was told to end may take to do so by itself.
+SHUTDOWN_SECONDS = 5.0
 
 
 class OutputQueue:
@@ -112,7 +114,7 @@ class ProcessEngineClient:
         *,
         factory: str | None = None,
         log_format: LogFormat = "json",
-        shutdown_seconds: float = 5.0,
+        shutdown_seconds: float = SHUTDOWN_SECONDS,
     ) -> None:
         self._config = config
         self._factory = factory

@@ -3,7 +3,7 @@
 The engine counts and never resets; the server exports these as Prometheus counters and gauges.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -15,6 +15,12 @@ MISS_REASONS: dict[GraphFamily, tuple[MissReason, ...]] = {
     "encoder": ("too_large", "too_many_items", "disabled", "capture_failed", "self_test_failed"),
     "decoder": ("too_large", "disabled", "capture_failed", "self_test_failed", "mixed_step"),
 }
+
+# What graphs run on, and what became of a bucket at the start: captured, or why it runs eager.
+GraphBackendName = Literal["cuda", "emulated", "none"]
+GRAPH_BACKENDS: tuple[GraphBackendName, ...] = get_args(GraphBackendName)
+BucketState = Literal["captured", "capture_failed", "self_test_failed"]
+BUCKET_STATES: tuple[BucketState, ...] = get_args(BucketState)
 
 # Rows of the memory ledger, in the order in which they are printed. They sum to the requested bytes.
 MEMORY_COMPONENTS: tuple[str, ...] = (
@@ -47,13 +53,13 @@ class GraphCounts(msgspec.Struct, kw_only=True):
 
 
 class BucketInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One bucket of a ladder as captured at start. `state`: captured, or why it runs eager. Of `graph_bytes`,
-    `driver_bytes` lie outside of the allocator's segments."""
+    """One bucket of a ladder as captured at start. Of `graph_bytes`, `driver_bytes` lie outside of the allocator's
+    segments."""
 
     name: str
     tokens: int
     max_items: int
-    state: Literal["captured", "capture_failed", "self_test_failed"]
+    state: BucketState
     graph_bytes: int
     capture_seconds: float
     driver_bytes: int = 0
@@ -68,7 +74,7 @@ class GraphFamilyInfo(msgspec.Struct, frozen=True, kw_only=True):
     first graphs of all families left in private pools when they were released."""
 
     family: GraphFamily
-    backend: Literal["cuda", "emulated", "none"]
+    backend: GraphBackendName
     buckets: tuple[BucketInfo, ...] = ()
     reserved_bytes: int = 0
     measured_bytes: int = 0

@@ -11,10 +11,16 @@ from prometheus_client.registry import Collector
 
 from runtime.client import EngineClient
 from runtime.config import MIB
-from runtime.stats import GRAPH_FAMILIES, MEMORY_COMPONENTS, MISS_REASONS, EngineInfo, EngineStats, GraphCounts
-
-BACKENDS = ("cuda", "emulated", "none")
-BUCKET_STATES = ("captured", "capture_failed", "self_test_failed")
+from runtime.stats import (
+    BUCKET_STATES,
+    GRAPH_BACKENDS,
+    GRAPH_FAMILIES,
+    MEMORY_COMPONENTS,
+    MISS_REASONS,
+    EngineInfo,
+    EngineStats,
+    GraphCounts,
+)
 
 
 class EngineCollector(Collector):
@@ -130,7 +136,7 @@ def graph_metrics(stats: EngineStats, info: EngineInfo | None) -> Iterable[Metri
         for one in family.buckets if family else ():
             capture_seconds.add_metric([name, one.name], one.capture_seconds)
             bucket_mib.add_metric([name, one.name], one.graph_bytes / MIB)
-        for kind in BACKENDS:
+        for kind in GRAPH_BACKENDS:
             backend.add_metric([name, kind], float(family is not None and family.backend == kind))
         for state in BUCKET_STATES:
             buckets.add_metric([name, state], sum(b.state == state for b in family.buckets) if family else 0)

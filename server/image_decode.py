@@ -24,6 +24,11 @@ UNSUPPORTED = "the image's format is not supported; send PNG, JPEG, WEBP, GIF or
 NOT_AN_IMAGE = "the data is not an image"
 DAMAGED = "the image is damaged or cut off"
 
+# Of a transparent picture that is put on white; see there.
+ROWS_AT_A_TIME = 256
+# Most memory that decoding takes at its peak, by pixel of the file: as Pillow holds it, upright, and on white.
+PEAK_BYTES_PER_PIXEL = 12
+
 # What undoes each EXIF orientation (TIFF 6.0, tag 274); 1 is upright.
 _ORIENTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -151,9 +156,19 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image  # spares large photographs a copy
     if image.has_transparency_data:
-        colours = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), colours).convert("RGB")
+        return _on_white(image)
     return image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Some rows at a time: the whole picture in each step's mode would take 16 bytes a pixel beside itself."""
+    page = Image.new("RGB", image.size)
+    for top in range(0, image.height, ROWS_AT_A_TIME):
+        bottom = min(top + ROWS_AT_A_TIME, image.height)
+        colours = image.crop((0, top, image.width, bottom)).convert("RGBA")
+        white = Image.new("RGBA", colours.size, "white")
+        page.paste(Image.alpha_composite(white, colours).convert("RGB"), (0, top))
+    return page
 
 
 def _grey16_to_rgb(image: Image.Image) -> Image.Image:

@@ -4,13 +4,19 @@ Numbers and names of our own only: no path, no prompt, no client's text. Whoever
 has /metrics; this document is for the page and changes with it.
 """
 
-from typing import Literal
-
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from runtime.stats import GRAPH_FAMILIES, MEMORY_COMPONENTS, EngineInfo, EngineStats, GraphCounts, GraphFamilyInfo
+from runtime.stats import (
+    GRAPH_FAMILIES,
+    MEMORY_COMPONENTS,
+    BucketState,
+    EngineInfo,
+    EngineStats,
+    GraphCounts,
+    GraphFamilyInfo,
+)
 from server.lifecycle import ServicePhase
 from server.routes import service_of
 from server.service import Service
@@ -73,7 +79,7 @@ class GraphBucket(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tokens: int
     max_items: int
-    state: Literal["captured", "capture_failed", "self_test_failed"]
+    state: BucketState
     num_bytes: int
     replays: int
 

@@ -98,6 +98,9 @@ def build(content: Content) -> str:
     built = dashboard.build()
     for identity, panel in enumerate(built.panels or [], start=1):
         panel.id_val = identity
+    # The builders give every variable the fields of one over intervals; newer schemas know them there only.
+    for one in (built.templating.list_val if built.templating else None) or []:
+        one.auto = one.auto_min = one.auto_count = None
     return json.dumps(built, cls=JSONEncoder, sort_keys=True, indent=2) + "\n"
 
 

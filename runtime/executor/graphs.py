@@ -16,7 +16,15 @@ from torch import Tensor
 from runtime.config import MIB, ConfigError, EngineConfig, ResolvedConfig
 from runtime.device_errors import raise_if_device_lost
 from runtime.executor.graph_backend import CapturedGraph, CaptureError, GraphBackend
-from runtime.stats import MISS_REASONS, BucketInfo, GraphCounts, GraphFamily, GraphFamilyInfo, MissReason
+from runtime.stats import (
+    MISS_REASONS,
+    BucketInfo,
+    BucketState,
+    GraphCounts,
+    GraphFamily,
+    GraphFamilyInfo,
+    MissReason,
+)
 
 log = logging.getLogger(__name__)
 
@@ -309,7 +317,7 @@ class GraphSet(Generic[InputsT]):
     def _info(
         self,
         bucket: Bucket,
-        state: Literal["captured", "capture_failed", "self_test_failed"],
+        state: BucketState,
         graph_bytes: int,
         seconds: float,
         *,

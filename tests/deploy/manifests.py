@@ -27,11 +27,10 @@ KUBERNETES = DEPLOY / "kubernetes"
 BASE = KUBERNETES / "base"
 OVERLAYS = sorted(path.parent for path in KUBERNETES.glob("overlays/*/kustomization.yaml"))
 COMPONENTS = sorted(path.parent for path in KUBERNETES.glob("components/*/kustomization.yaml"))
-# Groups that are not Kubernetes' own; test_custom_objects.py validates their kinds.
+# Groups that are not Kubernetes' own: test_custom_objects.py and tests/clients/test_published_types.py validate them.
 CUSTOM_GROUPS = (
     "monitoring.coreos.com/",
     "keda.sh/",
-    "inference.networking.k8s.io/",
     "gateway.networking.k8s.io/",
 )
 

@@ -1,6 +1,5 @@
 """Compose, Prometheus and Grafana's provisioning: what one file names, another has."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import yaml
 
 from server.settings import load_settings
 from tests.deploy.manifests import DEPLOY, ROOT, answers, read_yaml
+from tests.deploy.test_manifests import STOP_SECONDS
 
 COMPOSE = read_yaml(DEPLOY / "compose.yaml")
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -34,8 +34,7 @@ def test_mounted_files_and_volumes_exist(name: str) -> None:
 
 
 @services
-def test_images_are_pinned_and_ports_are_local(name: str) -> None:
-    assert re.search(r":v?\d+\.\d+\.\d+", SERVICES[name]["image"])
+def test_ports_are_local_and_no_capability_is_kept(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in SERVICES[name]["ports"])
     assert SERVICES[name]["cap_drop"] == ["ALL"]
 
@@ -45,7 +44,7 @@ def test_server_is_the_cpu_target_with_known_settings() -> None:
     assert (DEPLOY / server["build"]["context"]).resolve() == ROOT
     assert f"AS {server['build']['target']}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
     settings = load_settings({}, environ=server["environment"])
-    assert int(server["stop_grace_period"].removesuffix("s")) > settings.drain_timeout_seconds
+    assert int(server["stop_grace_period"].removesuffix("s")) > settings.drain_timeout_seconds + STOP_SECONDS
     assert server["ports"] == [f"127.0.0.1:8000:{settings.port}"]
     assert "/cache" in mounts("fovea")
     assert "/tmp" in server["tmpfs"]

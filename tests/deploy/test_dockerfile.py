@@ -123,18 +123,43 @@ def test_labels_name_title_licence_and_version(target: str) -> None:
     assert f"VERSION={version[1]}" in values(target, "ARG")
 
 
-def test_targets_differ_only_where_they_say_so() -> None:
-    for word in ("ENTRYPOINT", "CMD", "USER", "EXPOSE", "VOLUME", "STOPSIGNAL"):
-        assert values("cpu", word) == values("cuda", word), word
-    runtime = environment("cuda")
-    del runtime["DEBIAN_FRONTEND"]
-    assert environment("cpu") == runtime
+def alike(instructions: list[Instruction]) -> list[Instruction]:
+    """Instructions without what the targets' own nature makes different: names of stages and bases, the word for the
+    device, the time for a start, the Python of the base, and where torch comes from."""
+    text = "\n".join(f"{word} {rest}" for word, rest in instructions if word not in ("FROM", "ARG"))
+    for pattern, replacement in (
+        (r"\b(cpu|cuda)-environment\b", "environment"),
+        (r"\((CPU|CUDA)\)", "(device)"),
+        (r"--start-period=\d+s", "--start-period"),
+        (r"\bpython3\.12 -m venv", "python -m venv"),
+        (r' --extra-index-url "\$\{TORCH_INDEX_URL\}"', ""),
+        (r'wheel="\$\(echo /wheels/\*\.whl\)" && ', ""),
+        (r'"\$\{wheel\}\[cuda\]"', "/wheels/*.whl"),
+    ):
+        text = re.sub(pattern, replacement, text)
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in text.splitlines())]
+
+
+def test_targets_are_installed_by_the_same_lines() -> None:
+    cpu, cuda = alike(STAGES["cpu-environment"]), alike(STAGES["cuda-environment"])
+    assert any("pip install" in rest for _, rest in cpu)
+    assert cuda[: len(cpu)] == cpu
+    # After them, in the CUDA image alone.
+    assert ["-m runtime.kernel_modules" in rest for _, rest in cuda[len(cpu) :]] == [True]
+
+
+def test_targets_run_by_the_same_lines() -> None:
+    assert alike(STAGES["cpu"]) == alike(STAGES["cuda"])
+    assert environment("cpu") == environment("cuda"), "what the build needs stays in the build"
+    starts = [re.findall(r"--start-period=(\d+)s", values(target, "HEALTHCHECK")[-1]) for target in TARGETS]
+    assert [int(seconds) for (seconds,) in starts] == [120, 600]
 
 
 def test_cpu_image_has_no_compiler_and_no_cuda() -> None:
     assert STAGES["cpu"][0][1] == "${PYTHON_IMAGE}"
     assert "slim" in ARGUMENTS["PYTHON_IMAGE"]
-    assert not any("apt-get" in rest for rest in values("cpu", "RUN"))
+    for stage in ("wheel", "cpu-environment", "cpu"):
+        assert not any("apt-get" in rest for rest in values(stage, "RUN")), "a compiler could come with it"
     assert any("/whl/cpu" in rest for rest in values("cpu-environment", "ARG"))
 
 
@@ -147,7 +172,10 @@ def test_cuda_image_carries_compiled_modules_and_a_compiler() -> None:
     assert any(rest.startswith("FLASHINFER_CUDA_ARCH_LIST=") for rest in values("cuda-environment", "ARG"))
     order = [(word, rest) for word, rest in STAGES["cuda-environment"] if word == "RUN"]
     assert order[-1][1] == compiling[0], "compiled before the package is installed"
+    # nvcc and a host compiler; with Python's headers, `--compile` builds its launchers too.
     assert "devel" in ARGUMENTS["CUDA_IMAGE"]
+    packages = " ".join(rest for word, rest in lineage("cuda") if word == "RUN" and "apt-get install" in rest)
+    assert "python3.12-dev" in packages.split()
 
 
 @targets

@@ -1,13 +1,16 @@
 """The runbook: its table is made from results, and what it names exists."""
 
+import asyncio
 import re
 
 from benchmarks.capacity_table import HEAD, RUNBOOK, capacity_table, with_table
 from runtime.stats import MEMORY_COMPONENTS
 from server.metrics_table import exported_name, families
+from server.plan import plan_tables
 from server.settings import Settings
 from tests.deploy.manifests import DEPLOY, ROOT
 from tests.deploy.test_rules import ALERTS
+from tests.fake_engine import FakeEngineClient
 
 TEXT = RUNBOOK.read_text(encoding="utf-8")
 
@@ -32,7 +35,7 @@ def test_only_what_was_measured_on_a_gpu_has_a_row() -> None:
 def test_flags_and_variables_are_settings() -> None:
     own = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     own |= {f"--no-{flag[2:]}" for flag in own}
-    # Of `fovea bench`, of `fovea plan --tune`, and of kubectl.
+    # Of `fovea bench`, of `fovea plan --tune`, of kubectl, helm and docker.
     foreign = {
         "--tune",
         "--sizes",
@@ -43,6 +46,11 @@ def test_flags_and_variables_are_settings() -> None:
         "--concurrency",
         "--kustomize",
         "--previous",
+        "--ignore-not-found",
+        "--build-arg",
+        "--install",
+        "--version",
+        "--values",
     }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) <= own | foreign
     variables = {f"FOVEA_{name.upper()}" for name in Settings.model_fields}
@@ -58,6 +66,58 @@ def test_every_row_of_the_plan_is_explained() -> None:
     plan = TEXT.partition("### Reading the plan")[2].partition("###")[0]
     for name in (*MEMORY_COMPONENTS, "requested", "unplanned"):
         assert f"`{name}`" in plan, name
+
+
+def example() -> str:
+    block = TEXT.partition("<!-- example: plan -->\n```\n")[2].partition("```\n<!-- end of example -->")[0]
+    assert block
+    return block
+
+
+def headers(tables: str) -> list[list[str]]:
+    """The first line of each table, as words."""
+    return [section.splitlines()[0].split() for section in tables.strip().split("\n\n")]
+
+
+def test_example_of_a_plan_has_the_form_of_one() -> None:
+    client = FakeEngineClient()
+    asyncio.run(client.start())
+    assert client.info is not None
+    assert headers(example()) == headers(plan_tables(client.info))
+    facts = [line.split("  ")[0] for line in example().split("\n\n")[0].splitlines()[2:]]
+    assert facts == [line.split("  ")[0] for line in plan_tables(client.info).split("\n\n")[0].splitlines()[2:]]
+
+
+def test_example_of_a_plan_adds_up_and_so_does_what_is_said_of_it() -> None:
+    rows = {name: int(value) for name, value in re.findall(r"(?m)^(\w+) +-?[\d.]+ +(-?\d+)$", example())}
+    assert list(rows) == [*MEMORY_COMPONENTS, "requested", "unplanned"]
+    assert sum(rows[name] for name in MEMORY_COMPONENTS) == rows["requested"]
+    assert rows["unplanned"] <= 0
+    cache = re.search(
+        r"(\d+) blocks of (\d+) tokens, (\d+) bytes each, without the null block: (\d+) tokens", example()
+    )
+    assert cache is not None
+    num_blocks, block_size, block_bytes, num_tokens = map(int, cache.groups())
+    assert (num_blocks + 1) * block_bytes == rows["kv"]
+    assert num_blocks * block_size == num_tokens
+    (longest,) = re.findall(r"max_model_len +(\d+) tokens", example())
+    told = re.sub(r"\s+", " ", TEXT)
+    assert f"{num_blocks} blocks and the null block, of {block_bytes} bytes each" in told
+    assert f"{num_tokens} tokens are {num_tokens // int(longest)} sequences of {longest}" in told
+    assert f"no more than {Settings.model_fields['max_num_seqs'].default} may run" in told
+
+
+def test_quoted_log_lines_and_phases_are_the_codes() -> None:
+    sources = "".join(
+        path.read_text(encoding="utf-8") for name in ("server", "runtime") for path in (ROOT / name).rglob("*.py")
+    )
+    phases = re.findall(r"(?m)^([a-z_]+) +\d+\.\d{3}$", example())
+    assert {"load_weights", "reserve_kv", "profile", "capture_encoder"} <= set(phases)
+    quoted = ("the engine died", "a request failed", "a step failed", "the device cannot be used any more")
+    for words in (*quoted, *phases[:-1]):
+        assert words in sources, words
+    for words in (*quoted, "no KV block fits", "max_num_seqs is 0"):
+        assert f"`{words}" in re.sub(r"\s+", " ", TEXT), words
 
 
 def test_every_alert_has_an_entry_and_every_entry_an_alert() -> None:

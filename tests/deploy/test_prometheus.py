@@ -15,7 +15,7 @@ import yaml
 
 from server.bench_startup import free_port
 from tests.deploy import test_dashboard, test_rules
-from tests.deploy.manifests import KUBERNETES, objects_of, tool
+from tests.deploy.manifests import KUBERNETES, objects_of, only, read_yaml, tool
 from tests.deploy.queries import bare, vector_selectors
 from tests.http_server import chat, data_url, http_client, image_part, picture, wait_until
 from tests.integration.test_http_engine import Fovea, serving
@@ -164,6 +164,15 @@ def test_every_query_of_the_scalers_has_data(prometheus: Prometheus) -> None:
         for trigger in item["spec"]["triggers"]
         if trigger["type"] == "prometheus"
     ]
+    # As prometheus-adapter fills it in for the metrics of a pod.
+    adapter = read_yaml(KUBERNETES / "components" / "hpa" / "prometheus-adapter.values.yaml")
+    (rule,) = adapter["rules"]["custom"]
+    autoscaler = only(objects_of(KUBERNETES / "components" / "hpa"), "HorizontalPodAutoscaler")
+    for metric in autoscaler["spec"]["metrics"]:
+        query = rule["metricsQuery"].replace("<<.Series>>", metric["pods"]["metric"]["name"])
+        query = query.replace("<<.LabelMatchers>>", 'namespace="demo",pod=~"fovea-0"').replace("<<.GroupBy>>", "pod")
+        (series,) = prometheus.ask(query)
+        assert series["metric"] == {"pod": "fovea-0"}, "the adapter asks to which pod a value belongs"
     assert len(queries) >= 2
     for query in queries:
         assert prometheus.has_data(re.sub(r'namespace="[^"]*"', 'namespace="demo"', query)), query

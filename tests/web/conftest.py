@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.http_server import RunningServer, running_server
 from tests.web.browser import DESKTOP, Browser, running_browser
@@ -45,8 +46,17 @@ def page(browser: Browser) -> Generator[Browser, None, None]:
 
 @pytest.fixture
 def keep_screenshot(browser: Browser) -> Callable[[str], None]:
-    """Keeps what is to be seen, by name, for people to look at."""
-    return lambda name: browser.screenshot(ARTIFACTS / f"{name}.png")
+    """Keeps what is to be seen, by name, for people to look at: of the window's size, and not one colour."""
+
+    def keep(name: str) -> None:
+        path = ARTIFACTS / f"{name}.png"
+        browser.screenshot(path)
+        with Image.open(path) as shown:
+            width, height, scale = browser.value("[innerWidth, innerHeight, devicePixelRatio]")
+            assert shown.size == (width * scale, height * scale)
+            assert len(shown.convert("RGB").getcolors(1 << 24) or ()) > 10
+
+    return keep
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from runtime.stats import BUCKET_STATES, GRAPH_BACKENDS, GRAPH_FAMILIES, MISS_REASONS
 from server.page import FOLDER, INDEX, Page, matches
 from tests.http_server import RunningServer, running_server
 from tests.web.browser import programs
@@ -94,6 +96,37 @@ def test_every_module_is_announced_and_every_file_used() -> None:
     assert set(re.findall(r'(?:href|src)="web/([\w.]+)"', markup)) == {p.name for p in FOLDER.iterdir()} - {INDEX}
     imported = {name for text in modules.values() for name in re.findall(r'from "\./([\w.]+)"', text)}
     assert imported | {"app.js"} == set(modules)
+
+
+def test_page_has_words_for_everything_that_graphs_can_say() -> None:
+    text = (FOLDER / "graphs.js").read_text(encoding="utf-8")
+    known = {
+        "FAMILIES": GRAPH_FAMILIES,
+        "ITEMS": GRAPH_FAMILIES,
+        "BACKENDS": GRAPH_BACKENDS,
+        "STATES": BUCKET_STATES,
+        "REASONS": {reason for reasons in MISS_REASONS.values() for reason in reasons},
+    }
+    for name, values in known.items():
+        (body,) = re.findall(rf"const {name} = {{(.*?)}};", text, re.DOTALL)
+        assert set(re.findall(r"(\w+): \"", body)) == set(values), name
+
+
+def test_readme_shows_the_page() -> None:
+    (path,) = re.findall(r"!\[.*?\]\((docs/.*?\.png)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    with Image.open(ROOT / path) as shown:
+        shown.load()
+        assert shown.format == "PNG"
+        assert shown.width >= 1000
+
+
+def test_documents_name_the_screenshots_that_are_kept() -> None:
+    kept = re.findall(
+        r'keep_screenshot\("([\w-]+)"\)', (ROOT / "tests/web/test_page_real.py").read_text(encoding="utf-8")
+    )
+    told = re.findall(r"`([\w-]+)\.png`", (ROOT / "docs/page.md").read_text(encoding="utf-8"))
+    assert kept
+    assert told == kept
 
 
 def test_files_are_short() -> None:

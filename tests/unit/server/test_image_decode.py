@@ -2,15 +2,26 @@
 
 import re
 import struct
+import subprocess
+import sys
 import zlib
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from server.image_decode import DecodedImage, DecodeOptions, ImageError, decode
+from server.image_decode import (
+    PEAK_BYTES_PER_PIXEL,
+    ROWS_AT_A_TIME,
+    DecodedImage,
+    DecodeOptions,
+    ImageError,
+    decode,
+    to_rgb,
+)
 
 OPTIONS = DecodeOptions(max_source_pixels=64_000_000, factor=28, min_pixels=3136, max_pixels=200_704)
 
@@ -114,6 +125,48 @@ def test_transparent_palette_entry_is_white() -> None:
         image = decode(encoded(picture, kind, transparency=0), OPTIONS)
         assert colour_at(image, 0.25, 0.5) == [255, 255, 255]
         assert colour_at(image, 0.75, 0.5) == [0, 0, 255]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "P", "RGB"])
+@pytest.mark.parametrize("height", [1, ROWS_AT_A_TIME, 2 * ROWS_AT_A_TIME + 3])
+def test_rows_put_on_white_in_turn_are_the_whole_picture_put_on_white(mode: str, height: int) -> None:
+    generator = np.random.default_rng(height)
+    noise = generator.integers(0, 256, (height, 17, 4), dtype=np.uint8)
+    image = Image.fromarray(noise[:, :, :3] if mode in ("P", "RGB") else noise).convert("P" if mode == "PA" else mode)
+    if mode == "PA":
+        image = image.convert("PA")
+        image.putalpha(Image.fromarray(noise[:, :, 3]))
+    if mode == "P":
+        image.info["transparency"] = bytes(generator.integers(0, 256, 256, dtype=np.uint8))
+    if mode == "RGB":
+        image.info["transparency"] = tuple(int(value) for value in noise[0, 0, :3])
+    whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+    assert np.array_equal(np.asarray(to_rgb(image)), np.asarray(whole))
+
+
+@pytest.mark.parametrize(("mode", "orientation"), [("RGB", 1), ("RGB", 6), ("RGBA", 1), ("RGBA", 6), ("I;16", 6)])
+def test_decoding_takes_no_more_memory_than_is_said(mode: str, orientation: int, tmp_path: Path) -> None:
+    """The runbook tells people how large a container must be."""
+    side = 3000
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / "large.png"
+    Image.new(mode, (side, side)).save(path, exif=exif, compress_level=1)
+    code = f"""
+import re
+from pathlib import Path
+from server.image_decode import decode, DecodeOptions
+data = Path({str(path)!r}).read_bytes()
+options = DecodeOptions(max_source_pixels={side * side}, factor=28, min_pixels=3136, max_pixels=200_704)
+def peak():
+    return int(re.search("VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+before = peak()
+decode(data, options)
+print(peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    # Beside it the rows that are put on white, and what libraries take with the first picture.
+    assert side * side < int(done.stdout) <= side * side * PEAK_BYTES_PER_PIXEL + (24 << 20)
 
 
 def test_half_transparent_colour_is_mixed_with_white() -> None:
