@@ -19,14 +19,15 @@ from server.tool_schemas import AllowedToolsChoice, Function, FunctionName, Name
 class AnswerFormat:
     """How an answer is bound and read.
 
-    `tools` are told to the model; `may_call`: the output may hold calls; `is_legacy`: a call is told as
-    `function_call`. `param` is the field of the request from which the grammar comes.
+    `tools` are told to the model; `may_call`: the output may hold calls, `only_calls`: and nothing else; `is_legacy`: a
+    call is told as `function_call`. `param` is the field of the request from which the grammar comes.
     """
 
     grammar: str | None = None
     param: str = "response_format"
     tools: tuple[Mapping[str, Any], ...] = ()
     may_call: bool = False
+    only_calls: bool = False
     is_legacy: bool = False
 
 
@@ -68,6 +69,7 @@ def answer_format(request: ChatCompletionRequest, *, has_call_tokens: bool) -> A
         param="functions" if is_legacy else "tools",
         tools=tuple(_told(function) for function in functions),
         may_call=True,
+        only_calls=mode == "required",
         is_legacy=is_legacy,
     )
 

@@ -295,7 +295,7 @@ class ChoiceReader:
         answer = generation.answer
         shown = call_tokens(tokenizer.added_ids) if answer.may_call else ()
         self._detokenizer = Detokenizer(tokenizer, generation.stop, shown=shown)
-        self._parser = ToolCallParser() if answer.may_call else None
+        self._parser = ToolCallParser(only_calls=answer.only_calls) if answer.may_call else None
         self._is_legacy = answer.is_legacy
         self._usage = generation.usage
 

@@ -176,5 +176,8 @@ def _unidentified(data: bytes) -> ImageError:
 
 
 def _too_large(options: DecodeOptions, size: tuple[int, int] | None = None) -> ImageError:
-    given = f"{size[0]} x {size[1]} = {size[0] * size[1]} pixels" if size else "too large"
-    return ImageError("image_too_large", f"the image is {given}; at most {options.max_source_pixels} are accepted")
+    most = f"at most {options.max_source_pixels} pixels are accepted"
+    if size is None:
+        return ImageError("image_too_large", f"the image is too large; {most}")
+    width, height = size
+    return ImageError("image_too_large", f"the image is {width} x {height} = {width * height} pixels; {most}")
