@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import traceback
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -56,7 +57,8 @@ class Exchange(Response, Generic[WireT]):
         self.background = None
 
     async def _answer(self, request: WireT, arrival: float, hold: Hold, scope: Scope, send: Send) -> None:
-        """Does what was asked for and sends the answer. `hold` may be released once the request's payload is gone."""
+        """Does what was asked for and sends the answer. `hold` counts what is held for it: pictures as they come beside
+        the payload, and less once that is gone."""
         raise AssertionError("a kind of exchange says how it answers")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,21 +69,26 @@ class Exchange(Response, Generic[WireT]):
                 await self._serve(scope, receive, send, life)
             return
         except RequestEndedError as ended:
+            let_go(ended)
             self._metrics.aborted[ended.reason].inc()
             if ended.reason in ("disconnect", "stalled"):
                 return
             timeout_seconds = self._settings.request_timeout_seconds
             error = errors.RequestTimeoutError(timeout_seconds) if ended.reason == "timeout" else errors.draining()
-        except ClientDisconnect:
+        except ClientDisconnect as left:
+            let_go(left)
             self._metrics.aborted["disconnect"].inc()
             return
-        except EngineDeadError:
+        except EngineDeadError as death:
+            let_go(death)
             self._metrics.aborted["engine_dead"].inc()
             error = errors.engine_dead()
         except ApiError as raised:
+            let_go(raised)
             error = raised
-        except Exception:
+        except Exception as failure:
             logger.exception("a request failed", extra={"request_id": scope["state"]["request_id"]})
+            let_go(failure)
             error = errors.InternalServerError()
         await self._fail(error, scope, receive, send)
 
@@ -135,7 +142,7 @@ class CompletionExchange(Exchange[CompletionT]):
             completion_id = f"{dialect.id_prefix}{uuid.uuid4().hex}"
             key_salt = scope["state"].get("key_salt", "")
             generation = await dialect.prepare(
-                service, request, completion_id=completion_id, arrival=arrival, key_salt=key_salt
+                service, request, completion_id=completion_id, arrival=arrival, key_salt=key_salt, hold=hold
             )
             printer = dialect.printer(request, generation) if request.stream else None
             fold = None if request.stream else dialect.fold(request, generation)
@@ -173,13 +180,23 @@ class DocumentExchange(Exchange[WireT]):
     """A request that is answered by one function with one document."""
 
     def __init__(
-        self, service: Service, request_type: type[WireT], answer: Callable[[WireT], Awaitable[bytes]]
+        self, service: Service, request_type: type[WireT], answer: Callable[[WireT, Hold], Awaitable[bytes]]
     ) -> None:
         super().__init__(service, request_type)
         self._document = answer
 
     async def _answer(self, request: WireT, arrival: float, hold: Hold, scope: Scope, send: Send) -> None:
-        await _send_json(send, await self._document(request))
+        await _send_json(send, await self._document(request, hold))
+
+
+def let_go(error: BaseException | None) -> None:
+    """Lets a caught error forget where it came from. The frames that it passed hold the body, what was read from it,
+    and pictures; these would wait for the garbage collector, which counts objects and no bytes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        cause, error.__context__, error.__cause__ = error.__context__, None, None
+        error = cause
 
 
 def check_phase(lifecycle: Lifecycle) -> None:
