@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -28,16 +28,13 @@ from server.errors import ApiError
 from server.lifecycle import FAREWELL_SECONDS, Lifecycle, RequestEndedError, RequestLife
 from server.protocol import STALLED
 from server.schemas import CompletionFields
-from server.security import check_content_type, num_values, parse_json, read_body
+from server.security import check_content_type, read_body
 from server.service import Service
 from server.sse import HEADERS, error_event
 
 logger = logging.getLogger(__name__)
 
 _STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS]
-# Parsing what is longer delays others more than a hop to a thread and back delays this one.
-MAX_INLINE_BODY_BYTES = 1 << 20
-MAX_INLINE_VALUES = 10_000
 
 WireT = TypeVar("WireT", bound=BaseModel)
 CompletionT = TypeVar("CompletionT", bound=CompletionFields)
@@ -117,10 +114,7 @@ class Exchange(Response, Generic[WireT]):
             # From here on nothing is to be received but the news that the client has left.
             watcher = asyncio.create_task(_watch(scope, receive, life))
             try:
-                if len(body) <= MAX_INLINE_BODY_BYTES and num_values(body) <= MAX_INLINE_VALUES:
-                    request = validated(self._request_type, body)
-                else:
-                    request = await asyncio.to_thread(validated, self._request_type, body)
+                request = await self._service.body_parser.parse(self._request_type, body)
                 del body
                 await self._answer(request, arrival, hold, scope, send)
             finally:
@@ -210,17 +204,6 @@ def check_phase(lifecycle: Lifecycle) -> None:
         raise errors.draining()
     if lifecycle.phase == "dead":
         raise errors.engine_dead()
-
-
-def validated(request_type: type[WireT], body: bytes) -> WireT:
-    """
-    Raises:
-        InvalidRequestError: the body is no such request; names the field.
-    """
-    try:
-        return request_type.model_validate(parse_json(body))
-    except ValidationError as error:
-        raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
 
 
 async def _watch(scope: Scope, receive: Receive, life: RequestLife) -> None:
