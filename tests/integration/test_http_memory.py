@@ -154,18 +154,31 @@ CASES: dict[str, tuple[Replay, dict[str, Any], bytes]] = {
 }  # fmt: skip
 
 
+def of_responses(body: dict[str, Any]) -> dict[str, Any]:
+    parts = [{"type": "input_image", "image_url": part["image_url"]["url"]} for part in body["messages"][0]["content"]]
+    rest = {name: value for name, value in body.items() if name != "messages"}
+    return {**rest, "input": [{"role": "user", "content": parts}]}
+
+
+@pytest.mark.parametrize("name", ["answered", "streamed", "with a bad picture", "failed on the way"])
+def test_nothing_of_a_response_waits_for_the_garbage_collector(server: RunningServer, name: str) -> None:
+    server.engine.replay, body, status = CASES[name]
+    request = raw_request(of_responses(body)).replace(b"/v1/chat/completions", b"/v1/responses")
+    assert kept_in_cycles(lambda: ask(server, request, status)) == []
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_of_a_request_waits_for_the_garbage_collector(server: RunningServer, name: str) -> None:
     server.engine.replay, body, status = CASES[name]
+    ask(server, raw_request(body), status)
+    assert kept_in_cycles(lambda: ask(server, raw_request(body), status)) == []
 
-    def act() -> None:
-        num_idle = server.num_connections
-        request = raw_request(body).replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
-        assert exchange(server, request)[9:12] == status
-        forget(server, num_idle)
 
-    act()
-    assert kept_in_cycles(act) == []
+def ask(server: RunningServer, request: bytes, status: bytes) -> None:
+    num_idle = server.num_connections
+    answer = exchange(server, request.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+    assert answer[9:12] == status
+    forget(server, num_idle)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -190,12 +203,6 @@ def test_nothing_of_a_request_that_was_left_waits_for_the_garbage_collector(
 def test_nothing_of_a_request_past_its_deadline_waits_for_the_garbage_collector(tiny_checkpoint: Path) -> None:
     engine = FakeEngineClient(replay=Replay(token_ids=[50, 51], hang_after=0))
     with running_server(tiny_checkpoint, engine, request_timeout_seconds=0.2, max_pixels=448 * 448) as server:
-
-        def act() -> None:
-            num_idle = server.num_connections
-            request = raw_request(chat([WIDE], **FILLER)).replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
-            assert exchange(server, request)[9:12] == b"504"
-            forget(server, num_idle)
-
-        act()
-        assert kept_in_cycles(act) == []
+        request = raw_request(chat([WIDE], **FILLER))
+        ask(server, request, b"504")
+        assert kept_in_cycles(lambda: ask(server, request, b"504")) == []
