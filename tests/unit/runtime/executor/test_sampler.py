@@ -238,6 +238,23 @@ def test_top_p_beyond_the_short_head_equals_the_whole_sort() -> None:
     assert all(expected[token] > 0 for token in tokens)
 
 
+@pytest.mark.parametrize(
+    ("fields", "token"),
+    [
+        ({"presence_penalty": 0.8}, 0),  # once, however often it came
+        ({"presence_penalty": 1.2}, 1),
+        ({"frequency_penalty": 0.3}, 0),
+        ({"frequency_penalty": 0.4}, 1),  # each time
+        ({"presence_penalty": 0.5, "frequency_penalty": 0.2}, 1),
+        ({"repetition_penalty": 1.9}, 0),  # once
+    ],
+)
+def test_presence_counts_once_and_frequency_each_time(fields: dict[str, float], token: int) -> None:
+    logits = np.array([[2.0, 1.0, 0.0, 0.0]], dtype=np.float32)
+    rows = make_rows([params(temperature=0.0, **fields)], vocab=4, prompts=[[1, 1]], outputs=[[0, 0, 0]])
+    assert sample(rows, logits).token_ids == [token]
+
+
 def test_penalties_count_what_was_sampled_since() -> None:
     logits = np.zeros((1, 4), dtype=np.float32)
     logits[0] = [1.0, 0.8, 0.6, 0.4]
