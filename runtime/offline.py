@@ -4,13 +4,14 @@
     answers = engine.generate([engine.chat([{"role": "user", "content": "Hello"}], max_tokens=16)])
 
 Knows requests, pictures and times; the engine behind it is the server's own. Pictures are resized and hashed by a few
-threads ahead of their turn, as the server does it in processes.
+threads ahead of their turn, as the server does it in processes. What is ready counts in the memory plan's `requests`
+from the moment that it is begun; each thread holds one picture in its own size beside it.
 """
 
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,10 +24,10 @@ from torch import Tensor
 from runtime.checkpoint import locate_model, read_model_config, read_processor_config
 from runtime.config import EngineConfig, ResolvedConfig, resolve_config
 from runtime.encoder_engine import EncoderEngine
-from runtime.processing.image_processor import image_hash, resize
+from runtime.processing.image_processor import as_seen, image_hash, resize, smart_resize
 from runtime.processing.prompt import PromptBuilder
 from runtime.request import FinishReason, ImageInput, PlaceholderRange, Request, SamplingParams, TokenLogprobs
-from runtime.request_budget import RequestBudget, request_bytes
+from runtime.request_budget import RequestBudget, planned_bytes
 from runtime.startup import build
 from runtime.stats import EngineInfo, EngineStats
 
@@ -156,25 +157,17 @@ class OfflineEngine:
                 pictures hold all that the memory plan has for them.
 
         Raises:
-            ValueError: the number of images is not the number of image tokens.
+            ValueError: the number of images is not the number of image tokens, or a picture is too long and thin.
         """
         limit = concurrency or self._resolved.engine.max_num_seqs
         answers: list[Answer] = []
         running: dict[str, _Running] = {}
         budget = RequestBudget(self.info.max_request_bytes)
         with ThreadPoolExecutor(NUM_IMAGE_THREADS, thread_name_prefix="images") as pool:
-            waiting = _ahead(pool, self._prepare, requests, limit + NUM_IMAGE_THREADS)
-            prepared: _Prepared | None = None
-            is_exhausted = False
-            while running or not is_exhausted:
-                while len(running) < limit and not is_exhausted:
-                    prepared = prepared or next(waiting, None)
-                    if prepared is None:
-                        is_exhausted = True
-                        break
+            ahead = _LookAhead(self, pool, requests, budget, depth=limit + NUM_IMAGE_THREADS)
+            while running or ahead.has_more:
+                while len(running) < limit and (prepared := ahead.next()) is not None:
                     request_id = prepared.request.request_id
-                    if not budget.take(request_id, request_bytes(prepared.request, prepared.pixels)):
-                        break
                     answer = Answer(num_prompt_tokens=len(prepared.request.prompt_token_ids), start=time.perf_counter())
                     answers.append(answer)
                     if self._add(prepared, answer):
@@ -182,7 +175,6 @@ class OfflineEngine:
                         running[request_id] = one
                     else:
                         budget.release(request_id)
-                    prepared = None
                 before = list(running)
                 self._abort_those_that_leave(running)
                 self._step(running)
@@ -226,13 +218,25 @@ class OfflineEngine:
                 answer.finish_reason, answer.error = output.finish_reason, output.error
                 del running[output.request_id]
 
-    def _prepare(self, offline: OfflineRequest) -> _Prepared:
+    def planned_bytes(self, offline: OfflineRequest) -> int:
+        """What the request will hold of the engine's memory.
+
+        Raises:
+            ValueError: the number of images is not the number of image tokens, or a picture is too long and thin.
+        """
+        num_markers = list(offline.prompt_token_ids).count(self.model_config.image_token_id)
+        if num_markers != len(offline.images):
+            raise ValueError(f"the prompt has {num_markers} image tokens for {len(offline.images)} images")
+        sizes = [self._size(image) for image in offline.images]
+        num_pixels = sum(height * width for height, width in sizes)
+        num_image_tokens = num_pixels // self.model_config.vision.pixels_per_token_side**2
+        num_prompt_tokens = len(offline.prompt_token_ids) - num_markers + num_image_tokens
+        return planned_bytes(3 * num_pixels, num_prompt_tokens, offline.sampling)
+
+    def prepare(self, request_id: str, offline: OfflineRequest) -> _Prepared:
         """Resizes and hashes the images, and gives each its tokens."""
         image_token_id = self.model_config.image_token_id
         side = self.model_config.vision.pixels_per_token_side
-        num_markers = list(offline.prompt_token_ids).count(image_token_id)
-        if num_markers != len(offline.images):
-            raise ValueError(f"the prompt has {num_markers} image tokens for {len(offline.images)} images")
         pixels = [self._pixels(image) for image in offline.images]
         token_ids: list[int] = []
         images: list[ImageInput] = []
@@ -247,7 +251,7 @@ class OfflineEngine:
             token_ids += [image_token_id] * placeholder.length
         return _Prepared(
             request=Request(
-                request_id=f"offline-{next(self._numbers)}",
+                request_id=request_id,
                 prompt_token_ids=token_ids,
                 images=tuple(images),
                 sampling=offline.sampling,
@@ -257,26 +261,67 @@ class OfflineEngine:
             abort_after_tokens=offline.abort_after_tokens,
         )
 
+    def new_request_id(self) -> str:
+        """One that no other request of this engine has."""
+        return f"offline-{next(self._numbers)}"
+
+    def _size(self, image: Picture) -> tuple[int, int]:
+        """Height and width of the image as the encoder takes it, or the other way round if it lies on its side."""
+        if isinstance(image, Image.Image):
+            width, height = image.size
+        else:
+            height, width = image.shape[:2]
+        return smart_resize(height, width, **self._bounds)
+
     def _pixels(self, image: Picture) -> NDArray[np.uint8]:
-        """The image as the encoder takes it."""
+        """The image as the encoder takes it, and as people see it."""
         picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
-        return resize(
-            picture.convert("RGB"),
-            factor=self.model_config.vision.pixels_per_token_side,
-            min_pixels=self._resolved.min_pixels,
-            max_pixels=self._resolved.max_pixels,
-        )
+        return resize(as_seen(picture), **self._bounds)
+
+    @property
+    def _bounds(self) -> dict[str, int]:
+        return {
+            "factor": self.model_config.vision.pixels_per_token_side,
+            "min_pixels": self._resolved.min_pixels,
+            "max_pixels": self._resolved.max_pixels,
+        }
 
 
-def _ahead(
-    pool: ThreadPoolExecutor, prepare: Any, requests: Iterable[OfflineRequest], depth: int
-) -> Iterator[_Prepared]:
-    """Prepared requests in order, `depth` of them under way or ready at most."""
-    futures: deque[Future[_Prepared]] = deque()
-    source = iter(requests)
-    while True:
-        for request in itertools.islice(source, depth - len(futures)):
-            futures.append(pool.submit(prepare, request))
-        if not futures:
-            return
-        yield futures.popleft().result()
+class _LookAhead:
+    """Requests made ready ahead of their turn, in order: `depth` of them under way or ready at most, and fewer while
+    they and those in the engine hold all that `budget` has."""
+
+    def __init__(
+        self,
+        engine: OfflineEngine,
+        pool: ThreadPoolExecutor,
+        requests: Iterable[OfflineRequest],
+        budget: RequestBudget,
+        *,
+        depth: int,
+    ) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._source = iter(requests)
+        self._budget = budget
+        self._depth = depth
+        self._begun: deque[Future[_Prepared]] = deque()
+        # The caller's next one, while there is no room for it.
+        self._upcoming = next(self._source, None)
+
+    @property
+    def has_more(self) -> bool:
+        return bool(self._begun) or self._upcoming is not None
+
+    def next(self) -> _Prepared | None:
+        """The next one; None if there is none, or no room for it yet."""
+        while self._upcoming is not None and len(self._begun) < self._depth and self._begin(self._upcoming):
+            self._upcoming = next(self._source, None)
+        return self._begun.popleft().result() if self._begun else None
+
+    def _begin(self, request: OfflineRequest) -> bool:
+        request_id = self._engine.new_request_id()
+        if not self._budget.take(request_id, self._engine.planned_bytes(request)):
+            return False
+        self._begun.append(self._pool.submit(self._engine.prepare, request_id, request))
+        return True

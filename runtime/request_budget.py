@@ -1,7 +1,8 @@
 """Bounds what the requests in the engine hold of its memory: pixels and prompts. Counts only; knows no sockets.
 
 The memory plan of a CPU has a row for it (`requests`), and whoever gives requests to an engine keeps to it: the client
-of an engine process, and the offline engine. What does not fit yet waits outside of the engine, in order.
+of an engine process, and the offline engine, for which those that it makes ready ahead of their turn count too, since
+they lie in the same process. What does not fit yet waits outside, in order.
 """
 
 from collections.abc import Sequence
@@ -10,17 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import PROMPT_TOKEN_BYTES
-from runtime.request import Request
+from runtime.request import Request, SamplingParams
 
 
 def request_bytes(request: Request, pixels: Sequence[NDArray[np.uint8]]) -> int:
     """What one request holds of the engine's memory while it is there."""
-    grammar = request.sampling.grammar
-    return (
-        sum(array.nbytes for array in pixels)
-        + PROMPT_TOKEN_BYTES * len(request.prompt_token_ids)
-        + (len(grammar) if grammar is not None else 0)
-    )
+    num_pixel_bytes = sum(array.nbytes for array in pixels)
+    return planned_bytes(num_pixel_bytes, len(request.prompt_token_ids), request.sampling)
+
+
+def planned_bytes(num_pixel_bytes: int, num_prompt_tokens: int, sampling: SamplingParams) -> int:
+    """What a request will hold whose pictures are not resized yet."""
+    num_grammar_bytes = len(sampling.grammar) if sampling.grammar is not None else 0
+    return num_pixel_bytes + PROMPT_TOKEN_BYTES * num_prompt_tokens + num_grammar_bytes
 
 
 class RequestBudget:

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from runtime.processing.grammar import MAX_GRAMMAR_BYTES
 from runtime.processing.json_grammar import json_answer, json_rule
 from runtime.processing.tool_grammar import CallableTool, calls_only, json_or_calls, text_or_calls
 from runtime.processing.tool_prompt import CALL_CLOSE, CALL_OPEN
@@ -19,14 +22,15 @@ from server.tool_schemas import AllowedToolsChoice, Function, FunctionName, Name
 class AnswerFormat:
     """How an answer is bound and read.
 
-    `tools` are told to the model; `may_call`: the output may hold calls; `is_legacy`: a call is told as
-    `function_call`. `param` is the field of the request from which the grammar comes.
+    `tools` are told to the model; `may_call`: the output may hold calls, `only_calls`: and nothing else; `is_legacy`: a
+    call is told as `function_call`. `param` is the field of the request from which the grammar comes.
     """
 
     grammar: str | None = None
     param: str = "response_format"
     tools: tuple[Mapping[str, Any], ...] = ()
     may_call: bool = False
+    only_calls: bool = False
     is_legacy: bool = False
 
 
@@ -39,12 +43,13 @@ def call_tokens(added_ids: Mapping[str, int]) -> tuple[str, ...]:
 def answer_format(request: ChatCompletionRequest, *, has_call_tokens: bool) -> AnswerFormat:
     """
     Raises:
-        InvalidRequestError: a choice names a tool that is not there, two tools share a name, or a call is required
-            where there are no tools.
+        InvalidRequestError: a choice names a tool that is not there, two tools share a name, all of them are too large,
+            or a call is required where there are no tools.
     """
     is_legacy = not request.tools and bool(request.functions)
     functions = [tool.function for tool in request.tools or ()] or list(request.functions or ())
     _check_names(functions, "functions" if is_legacy else "tools")
+    _check_size(functions, "functions" if is_legacy else "tools")
     mode, names = _choice(request, is_legacy)
     if not functions:
         if mode == "required":
@@ -68,6 +73,7 @@ def answer_format(request: ChatCompletionRequest, *, has_call_tokens: bool) -> A
         param="functions" if is_legacy else "tools",
         tools=tuple(_told(function) for function in functions),
         may_call=True,
+        only_calls=mode == "required",
         is_legacy=is_legacy,
     )
 
@@ -102,6 +108,16 @@ def _check_names(functions: Sequence[Function], param: str) -> None:
             path = f"{param}[{index}].name" if param == "functions" else f"{param}[{index}].function.name"
             raise InvalidRequestError("Two functions have the same name.", param=path)
         seen.add(function.name)
+
+
+def _check_size(functions: Sequence[Function], param: str) -> None:
+    """As large as a grammar may be, also for tools that are not to be called: the responses API tells them again."""
+    num_bytes = sum(len(msgspec.json.encode(function.parameters)) for function in functions if function.parameters)
+    if num_bytes > MAX_GRAMMAR_BYTES:
+        message = (
+            f"The parameters of '{param}' have {num_bytes} bytes together; at most {MAX_GRAMMAR_BYTES} are accepted."
+        )
+        raise InvalidRequestError(message, param=param)
 
 
 def _callable_tools(functions: Sequence[Function], names: tuple[str, ...]) -> list[CallableTool]:

@@ -1,4 +1,4 @@
-"""A bound on the bytes of all requests in work together: their bodies, then their pixels. Counts only."""
+"""A bound on the bytes of all requests in work together: their bodies, and their pixels. Counts only."""
 
 from types import TracebackType
 
@@ -23,6 +23,11 @@ class Hold:
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self._num_bytes = 0
+
+    @property
+    def max_bytes(self) -> int:
+        """Of all requests together."""
+        return self._budget.max_bytes
 
     def __enter__(self) -> "Hold":
         return self

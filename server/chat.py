@@ -20,6 +20,7 @@ from runtime.processing.tool_call_parser import ToolCallParser
 from runtime.request import Request, RequestOutput
 from server.answer_format import AnswerFormat, answer_format, call_tokens
 from server.api_keys import join_salts, salted
+from server.byte_budget import Hold
 from server.completion import Chunk, Usage, logprob_entries
 from server.errors import (
     ApiError,
@@ -105,12 +106,14 @@ class ChatService:
         *,
         completion_id: str,
         arrival: float,
+        hold: Hold,
         key_salt: str = "",
         field: PromptField = MESSAGES,
     ) -> Generation:
         """Everything that can be wrong with a request is found here, before the engine is asked.
 
         Args:
+            hold: counts the pictures.
             key_salt: parts the caches of one API key from those of others.
             field: where in the wire's request the messages stood.
 
@@ -123,7 +126,7 @@ class ChatService:
         if answer.grammar is not None:
             param = field.format_name if answer.param == MESSAGES.format_name else answer.param
             await side.grammars.check(answer.grammar, special_tokens=special_tokens, param=param)
-        prompt = await side.prompts.prepare(request.messages, field, tools=answer.tools)
+        prompt = await side.prompts.prepare(request.messages, field, tools=answer.tools, hold=hold)
         return self._generation(request, [prompt], answer, completion_id, arrival, key_salt, field.name)
 
     async def prepare_text(
@@ -295,7 +298,7 @@ class ChoiceReader:
         answer = generation.answer
         shown = call_tokens(tokenizer.added_ids) if answer.may_call else ()
         self._detokenizer = Detokenizer(tokenizer, generation.stop, shown=shown)
-        self._parser = ToolCallParser() if answer.may_call else None
+        self._parser = ToolCallParser(only_calls=answer.only_calls) if answer.may_call else None
         self._is_legacy = answer.is_legacy
         self._usage = generation.usage
 
@@ -387,3 +390,6 @@ async def _merge(choices: Sequence[AsyncGenerator[Chunk, None]]) -> AsyncGenerat
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # Errors that nobody took would hold the queue that holds them, and with it the request.
+        while not queue.empty():
+            queue.get_nowait()

@@ -5,6 +5,7 @@ All share one generator of chunks; a dialect only says in which words they are p
 
 from typing import Protocol, TypeVar
 
+from server.byte_budget import Hold
 from server.chat import ChatService, Generation
 from server.completion import Chunk, Fold
 from server.response_events import ResponseFold, ResponseObject, ResponsePrinter
@@ -34,14 +35,15 @@ RequestT = TypeVar("RequestT", bound=CompletionFields)
 
 
 class Dialect(Protocol[RequestT]):
-    """One completion API. `prepare` raises `ApiError` for all that can be wrong with a request."""
+    """One completion API. `prepare` raises `ApiError` for all that can be wrong with a request; `hold` counts what it
+    makes of it."""
 
     @property
     def request_type(self) -> type[RequestT]: ...
     @property
     def id_prefix(self) -> str: ...
     async def prepare(
-        self, service: ChatService, request: RequestT, *, completion_id: str, arrival: float, key_salt: str
+        self, service: ChatService, request: RequestT, *, completion_id: str, arrival: float, key_salt: str, hold: Hold
     ) -> Generation: ...
     def printer(self, request: RequestT, generation: Generation) -> StreamPrinter: ...
     def fold(self, request: RequestT, generation: Generation) -> AnswerFold: ...
@@ -54,9 +56,18 @@ class ChatDialect:
     id_prefix = "chatcmpl-"
 
     async def prepare(
-        self, service: ChatService, request: ChatCompletionRequest, *, completion_id: str, arrival: float, key_salt: str
+        self,
+        service: ChatService,
+        request: ChatCompletionRequest,
+        *,
+        completion_id: str,
+        arrival: float,
+        key_salt: str,
+        hold: Hold,
     ) -> Generation:
-        return await service.prepare(request, completion_id=completion_id, arrival=arrival, key_salt=key_salt)
+        return await service.prepare(
+            request, completion_id=completion_id, arrival=arrival, key_salt=key_salt, hold=hold
+        )
 
     def printer(self, request: ChatCompletionRequest, generation: Generation) -> StreamPrinter:
         has_usage, continuous_usage = usage_options(request)
@@ -114,7 +125,14 @@ class TextDialect:
     id_prefix = "cmpl-"
 
     async def prepare(
-        self, service: ChatService, request: TextCompletionRequest, *, completion_id: str, arrival: float, key_salt: str
+        self,
+        service: ChatService,
+        request: TextCompletionRequest,
+        *,
+        completion_id: str,
+        arrival: float,
+        key_salt: str,
+        hold: Hold,
     ) -> Generation:
         return await service.prepare_text(request, completion_id=completion_id, arrival=arrival, key_salt=key_salt)
 
@@ -147,10 +165,22 @@ class ResponsesDialect:
     id_prefix = "resp_"
 
     async def prepare(
-        self, service: ChatService, request: ResponsesRequest, *, completion_id: str, arrival: float, key_salt: str
+        self,
+        service: ChatService,
+        request: ResponsesRequest,
+        *,
+        completion_id: str,
+        arrival: float,
+        key_salt: str,
+        hold: Hold,
     ) -> Generation:
         return await service.prepare(
-            request.chat(), completion_id=completion_id, arrival=arrival, key_salt=key_salt, field=request.field
+            request.chat(),
+            completion_id=completion_id,
+            arrival=arrival,
+            key_salt=key_salt,
+            hold=hold,
+            field=request.field,
         )
 
     def printer(self, request: ResponsesRequest, generation: Generation) -> StreamPrinter:

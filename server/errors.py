@@ -239,7 +239,7 @@ REJECT_REASONS: tuple[str, ...] = (
 MAX_NAME_CHARS = 100
 
 # Fields of the request whose keys are not ours.
-MAPPINGS = frozenset({"logit_bias"})
+MAPPINGS = frozenset({"logit_bias", "metadata"})
 
 
 def shown_name(name: str) -> str:

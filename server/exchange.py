@@ -8,12 +8,13 @@ import asyncio
 import contextlib
 import logging
 import time
+import traceback
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -27,16 +28,13 @@ from server.errors import ApiError
 from server.lifecycle import FAREWELL_SECONDS, Lifecycle, RequestEndedError, RequestLife
 from server.protocol import STALLED
 from server.schemas import CompletionFields
-from server.security import check_content_type, num_values, parse_json, read_body
+from server.security import check_content_type, read_body
 from server.service import Service
 from server.sse import HEADERS, error_event
 
 logger = logging.getLogger(__name__)
 
 _STREAM_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS]
-# Parsing what is longer delays others more than a hop to a thread and back delays this one.
-MAX_INLINE_BODY_BYTES = 1 << 20
-MAX_INLINE_VALUES = 10_000
 
 WireT = TypeVar("WireT", bound=BaseModel)
 CompletionT = TypeVar("CompletionT", bound=CompletionFields)
@@ -56,7 +54,8 @@ class Exchange(Response, Generic[WireT]):
         self.background = None
 
     async def _answer(self, request: WireT, arrival: float, hold: Hold, scope: Scope, send: Send) -> None:
-        """Does what was asked for and sends the answer. `hold` may be released once the request's payload is gone."""
+        """Does what was asked for and sends the answer. `hold` counts what is held for it: pictures as they come beside
+        the payload, and less once that is gone."""
         raise AssertionError("a kind of exchange says how it answers")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,21 +66,26 @@ class Exchange(Response, Generic[WireT]):
                 await self._serve(scope, receive, send, life)
             return
         except RequestEndedError as ended:
+            let_go(ended)
             self._metrics.aborted[ended.reason].inc()
             if ended.reason in ("disconnect", "stalled"):
                 return
             timeout_seconds = self._settings.request_timeout_seconds
             error = errors.RequestTimeoutError(timeout_seconds) if ended.reason == "timeout" else errors.draining()
-        except ClientDisconnect:
+        except ClientDisconnect as left:
+            let_go(left)
             self._metrics.aborted["disconnect"].inc()
             return
-        except EngineDeadError:
+        except EngineDeadError as death:
+            let_go(death)
             self._metrics.aborted["engine_dead"].inc()
             error = errors.engine_dead()
         except ApiError as raised:
+            let_go(raised)
             error = raised
-        except Exception:
+        except Exception as failure:
             logger.exception("a request failed", extra={"request_id": scope["state"]["request_id"]})
+            let_go(failure)
             error = errors.InternalServerError()
         await self._fail(error, scope, receive, send)
 
@@ -110,10 +114,7 @@ class Exchange(Response, Generic[WireT]):
             # From here on nothing is to be received but the news that the client has left.
             watcher = asyncio.create_task(_watch(scope, receive, life))
             try:
-                if len(body) <= MAX_INLINE_BODY_BYTES and num_values(body) <= MAX_INLINE_VALUES:
-                    request = validated(self._request_type, body)
-                else:
-                    request = await asyncio.to_thread(validated, self._request_type, body)
+                request = await self._service.body_parser.parse(self._request_type, body)
                 del body
                 await self._answer(request, arrival, hold, scope, send)
             finally:
@@ -135,7 +136,7 @@ class CompletionExchange(Exchange[CompletionT]):
             completion_id = f"{dialect.id_prefix}{uuid.uuid4().hex}"
             key_salt = scope["state"].get("key_salt", "")
             generation = await dialect.prepare(
-                service, request, completion_id=completion_id, arrival=arrival, key_salt=key_salt
+                service, request, completion_id=completion_id, arrival=arrival, key_salt=key_salt, hold=hold
             )
             printer = dialect.printer(request, generation) if request.stream else None
             fold = None if request.stream else dialect.fold(request, generation)
@@ -173,13 +174,23 @@ class DocumentExchange(Exchange[WireT]):
     """A request that is answered by one function with one document."""
 
     def __init__(
-        self, service: Service, request_type: type[WireT], answer: Callable[[WireT], Awaitable[bytes]]
+        self, service: Service, request_type: type[WireT], answer: Callable[[WireT, Hold], Awaitable[bytes]]
     ) -> None:
         super().__init__(service, request_type)
         self._document = answer
 
     async def _answer(self, request: WireT, arrival: float, hold: Hold, scope: Scope, send: Send) -> None:
-        await _send_json(send, await self._document(request))
+        await _send_json(send, await self._document(request, hold))
+
+
+def let_go(error: BaseException | None) -> None:
+    """Lets a caught error forget where it came from. The frames that it passed hold the body, what was read from it,
+    and pictures; these would wait for the garbage collector, which counts objects and no bytes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        cause, error.__context__, error.__cause__ = error.__context__, None, None
+        error = cause
 
 
 def check_phase(lifecycle: Lifecycle) -> None:
@@ -193,17 +204,6 @@ def check_phase(lifecycle: Lifecycle) -> None:
         raise errors.draining()
     if lifecycle.phase == "dead":
         raise errors.engine_dead()
-
-
-def validated(request_type: type[WireT], body: bytes) -> WireT:
-    """
-    Raises:
-        InvalidRequestError: the body is no such request; names the field.
-    """
-    try:
-        return request_type.model_validate(parse_json(body))
-    except ValidationError as error:
-        raise errors.from_validation(error.errors(include_url=False, include_input=False)) from None
 
 
 async def _watch(scope: Scope, receive: Receive, life: RequestLife) -> None:

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
-from runtime.processing.image_processor import SideRatioError, check_side_ratio, image_hash, resize
+from runtime.processing.image_processor import SideRatioError, as_seen, check_side_ratio, image_hash, resize
 
 # Pillow would open more than forty formats, some through large or unsafe decoders.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -23,22 +23,6 @@ ImageErrorCode = Literal["invalid_image", "image_too_large", "unsupported_image_
 UNSUPPORTED = "the image's format is not supported; send PNG, JPEG, WEBP, GIF or BMP"
 NOT_AN_IMAGE = "the data is not an image"
 DAMAGED = "the image is damaged or cut off"
-
-# Of a transparent picture that is put on white; see there.
-ROWS_AT_A_TIME = 256
-# Most memory that decoding takes at its peak, by pixel of the file: as Pillow holds it, upright, and on white.
-PEAK_BYTES_PER_PIXEL = 12
-
-# What undoes each EXIF orientation (TIFF 6.0, tag 274); 1 is upright.
-_ORIENTATIONS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 # Beginnings of files of known kinds that are not served, to tell them from rubbish.
 _UNSUPPORTED_SIGNATURES = (
@@ -125,7 +109,7 @@ def _decode(data: bytes, options: DecodeOptions) -> DecodedImage:
         except SideRatioError as error:
             raise ImageError("invalid_image", str(error)) from None
         image.load()
-        upright = to_rgb(_turn_upright(image))
+        upright = as_seen(image)
     pixels = resize(upright, factor=options.factor, min_pixels=options.min_pixels, max_pixels=options.max_pixels)
     return DecodedImage(
         pixels=pixels,
@@ -134,50 +118,6 @@ def _decode(data: bytes, options: DecodeOptions) -> DecodedImage:
         original_height=upright.height,
         original_width=upright.width,
     )
-
-
-def _turn_upright(image: Image.Image) -> Image.Image:
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # metadata that cannot be read turns nothing; the picture itself is sound
-        return image
-    method = _ORIENTATIONS.get(orientation) if isinstance(orientation, int) else None
-    return image if method is None else image.transpose(method)
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """The picture in 8-bit RGB as a person sees it on a white page.
-
-    Transparency of every kind (alpha, palettes, a transparent colour) shows white, not the colours hidden below it.
-    16-bit grey is scaled (Pillow's own conversion would turn all above 255 white).
-    """
-    if image.mode.startswith("I"):
-        return _grey16_to_rgb(image)
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image  # spares large photographs a copy
-    if image.has_transparency_data:
-        return _on_white(image)
-    return image.convert("RGB")
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    """Some rows at a time: the whole picture in each step's mode would take 16 bytes a pixel beside itself."""
-    page = Image.new("RGB", image.size)
-    for top in range(0, image.height, ROWS_AT_A_TIME):
-        bottom = min(top + ROWS_AT_A_TIME, image.height)
-        colours = image.crop((0, top, image.width, bottom)).convert("RGBA")
-        white = Image.new("RGBA", colours.size, "white")
-        page.paste(Image.alpha_composite(white, colours).convert("RGB"), (0, top))
-    return page
-
-
-def _grey16_to_rgb(image: Image.Image) -> Image.Image:
-    grey = np.clip(np.asarray(image), 0, 65535)
-    scaled = (grey >> 8).astype(np.uint8)
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):
-        scaled[grey == transparent] = 255
-    return Image.fromarray(scaled).convert("RGB")
 
 
 def _unidentified(data: bytes) -> ImageError:
@@ -191,5 +131,8 @@ def _unidentified(data: bytes) -> ImageError:
 
 
 def _too_large(options: DecodeOptions, size: tuple[int, int] | None = None) -> ImageError:
-    given = f"{size[0]} x {size[1]} = {size[0] * size[1]} pixels" if size else "too large"
-    return ImageError("image_too_large", f"the image is {given}; at most {options.max_source_pixels} are accepted")
+    most = f"at most {options.max_source_pixels} pixels are accepted"
+    if size is None:
+        return ImageError("image_too_large", f"the image is too large; {most}")
+    width, height = size
+    return ImageError("image_too_large", f"the image is {width} x {height} = {width * height} pixels; {most}")

@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from runtime.processing.image_processor import Detail, pixel_budget
+from server.byte_budget import Hold
 from server.data_url import DataUrlError, data_url_payload, is_data_url, looks_like_base64
+from server.errors import ServerBusyError
 from server.image_decode import DecodeOptions, ImageError, ImageErrorCode
 from server.image_pool import ImagePool, ImagePoolClosedError, LoadedImage, default_num_workers
 
-__all__ = ["ImageError", "ImageErrorCode", "ImageLoader", "ImagePoolClosedError", "LoadedImage", "PixelBudget"]
+__all__ = ["ImageError", "ImageErrorCode", "ImageLoader", "ImagePoolClosedError", "LoadedImage", "PictureBudget"]
 
 DEFAULT_MAX_BYTES = 20 << 20
 # 64 megapixels: above every camera that is common, and at most 256 MB a picture while it is decoded with alpha.
@@ -26,16 +28,42 @@ FetchImage = Callable[[str], Awaitable[bytes]]
 MAX_REMOTE_IN_FLIGHT = 16
 
 
-class PixelBudget:
-    """The most pixels that one request's pictures may have together, before they are reduced."""
+class PictureBudget:
+    """What one request's pictures may have together: pixels before they are reduced, and bytes after it, which `hold`
+    counts beside those of other requests."""
 
-    def __init__(self, max_pixels: int) -> None:
+    def __init__(self, max_pixels: int, hold: Hold) -> None:
         self.max_pixels = max_pixels
         self.num_pixels = 0
+        self._hold = hold
+        self._is_refused = False
 
     @property
     def is_exceeded(self) -> bool:
         return self.num_pixels > self.max_pixels
+
+    def check(self) -> None:
+        """Asked before a picture is decoded.
+
+        Raises:
+            ImageError, ServerBusyError: the request is refused anyhow.
+        """
+        if self._is_refused:
+            raise ServerBusyError(self._hold.max_bytes)
+        if self.is_exceeded:
+            raise ImageError("image_too_large", "the request's images have too many pixels together")
+
+    def count(self, image: LoadedImage) -> None:
+        """
+        Raises:
+            ServerBusyError: there is no room for its pixels.
+        """
+        self.num_pixels += image.original_height * image.original_width
+        try:
+            self._hold.add(image.pixels.nbytes)
+        except ServerBusyError:
+            self._is_refused = True
+            raise
 
 
 class ImageLoader:
@@ -86,7 +114,7 @@ class ImageLoader:
         """Ends the workers. Safe to call twice."""
         await self._pool.close()
 
-    async def load(self, url: str, detail: Detail = "auto", budget: PixelBudget | None = None) -> LoadedImage:
+    async def load(self, url: str, detail: Detail = "auto", budget: PictureBudget | None = None) -> LoadedImage:
         """Loads one picture.
 
         Args:
@@ -96,6 +124,7 @@ class ImageLoader:
 
         Raises:
             ImageError: the URL or the picture cannot be used.
+            ServerBusyError: there is no room for it in the budget.
             ImagePoolClosedError: the loader is closed.
         """
         if is_data_url(url):
@@ -115,11 +144,11 @@ class ImageLoader:
             return await self._decode(data, "raw", detail, budget)
 
     async def _decode(
-        self, payload: bytes, encoding: Literal["base64", "raw"], detail: Detail, budget: PixelBudget | None
+        self, payload: bytes, encoding: Literal["base64", "raw"], detail: Detail, budget: PictureBudget | None
     ) -> LoadedImage:
         async with self._decoding:
-            if budget is not None and budget.is_exceeded:
-                raise ImageError("image_too_large", "the request's images have too many pixels together")
+            if budget is not None:
+                budget.check()
             options = DecodeOptions(
                 max_source_pixels=self._max_source_pixels,
                 factor=self._factor,
@@ -128,7 +157,7 @@ class ImageLoader:
             )
             image = await self._pool.decode(payload, options, encoding=encoding, max_bytes=self._max_bytes)
         if budget is not None:
-            budget.num_pixels += image.original_height * image.original_width
+            budget.count(image)
         return image
 
     async def _fetch_remote(self, url: str) -> bytes:

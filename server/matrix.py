@@ -23,6 +23,8 @@ from server.matrix_configurations import BACKINGS, CONFIGURATIONS, RESULTS, Conf
 from server.plan import table
 from server.settings import Settings, SettingsError, load_settings
 
+ROW_COMMAND = (sys.executable, "-m", "runtime.matrix_row")
+
 
 def run_matrix(arguments: argparse.Namespace) -> int:
     """Measures what is asked for; the exit code is 1 if a row is missing or not accepted."""
@@ -128,20 +130,22 @@ class RowProcesses:
         try:
             output, errors = process.communicate(order, timeout=timeout)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            _end(process)
             raise
         return process.returncode, output, errors.decode(errors="replace")
 
     def close(self) -> None:
         """Ends the process that got no order."""
-        self._next.kill()
-        self._next.communicate()
+        _end(self._next)
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "runtime.matrix_row"]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        return subprocess.Popen(ROW_COMMAND, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.communicate()
 
 
 def figures_of(output: bytes) -> dict[str, Any] | None:

@@ -19,9 +19,10 @@ from runtime.processing.chat_template import ChatTemplateError
 from runtime.processing.prompt import PromptBuilder
 from runtime.processing.tokenizer import Tokenizer
 from runtime.request import ImageInput
+from server.byte_budget import Hold
 from server.errors import InvalidImageError, InvalidRequestError, context_length
 from server.image_fetch import image_fetch
-from server.images import ImageError, ImageLoader, LoadedImage, PixelBudget
+from server.images import ImageError, ImageLoader, LoadedImage, PictureBudget
 from server.metrics import Metrics
 from server.schemas import ChatMessage, ImagePart, ImageUrl, TextPart
 from server.settings import Settings
@@ -126,20 +127,23 @@ class PromptPreparer:
         messages: Sequence[ChatMessage],
         field: PromptField = MESSAGES,
         *,
+        hold: Hold,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> PreparedPrompt:
         """
         Args:
+            hold: counts the pictures' pixels as they come, for as long as those of slow hosts are waited for.
             tools: definitions in OpenAI's shape, told to the model.
 
         Raises:
             InvalidRequestError: too many pictures, or the template refuses the messages.
             InvalidImageError: a picture cannot be used; names its place.
+            ServerBusyError: the pictures are too many beside those of other requests.
         """
         self._check_length(num_chars(messages), field.name)
         urls = image_urls(messages, field)
         self._check_num_images(messages, len(urls), field)
-        images = await self._load(urls, field)
+        images = await self._load(urls, field, hold)
         sizes = [(image.height, image.width) for image in images]
         plain = [plain_message(message) for message in messages]
         try:
@@ -229,28 +233,38 @@ class PromptPreparer:
         error.reason = "too_many_images"
         raise error
 
-    async def _load(self, urls: Sequence[tuple[str, ImageUrl]], field: PromptField) -> list[LoadedImage]:
-        """All pictures at once; of several errors the first in the order of the messages is told."""
-        budget = PixelBudget(self._max_request_pixels)
-        loads = (self._images.load(image.url, image.detail or "auto", budget) for _, image in urls)
-        results = await asyncio.gather(*loads, return_exceptions=True)
+    async def _load(self, urls: Sequence[tuple[str, ImageUrl]], field: PromptField, hold: Hold) -> list[LoadedImage]:
+        """All pictures at once; of several that cannot be used the first in the order of the messages is told."""
+        budget = PictureBudget(self._max_request_pixels, hold)
+
+        async def load(image: ImageUrl) -> LoadedImage | ImageError:
+            try:
+                return await self._images.load(image.url, image.detail or "auto", budget)
+            except ImageError as error:
+                return error
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(load(image)) for _, image in urls]
+        except ExceptionGroup as failures:
+            # No fault of a picture: nobody waits for the others.
+            raise failures.exceptions[0] from None
         images: list[LoadedImage] = []
-        failure: BaseException | None = None
-        for (param, image), result in zip(urls, results, strict=True):
+        failure: InvalidImageError | None = None
+        for (param, image), task in zip(urls, tasks, strict=True):
+            result = task.result()
             source = "data" if image.url[:5].lower() == "data:" else "http"
-            if isinstance(result, LoadedImage):
-                images.append(result)
-                self._metrics.count_image(source, result.format.lower(), "ok")
-                self._metrics.image_bytes.observe(result.num_source_bytes)
-                self._metrics.image_pixels.observe(result.original_height * result.original_width)
-                self._metrics.image_decode.observe(result.decode_seconds)
-                continue
-            self._metrics.count_image(source, "unknown", "rejected")
             if isinstance(result, ImageError):
+                self._metrics.count_image(source, "unknown", "rejected")
                 self._metrics.images_rejected[result.code].inc()
                 message = result.message[:1].upper() + result.message[1:] + "."
-                result = InvalidImageError(message, param=param, code=result.code)
-            failure = failure or result
+                failure = failure or InvalidImageError(message, param=param, code=result.code)
+                continue
+            images.append(result)
+            self._metrics.count_image(source, result.format.lower(), "ok")
+            self._metrics.image_bytes.observe(result.num_source_bytes)
+            self._metrics.image_pixels.observe(result.original_height * result.original_width)
+            self._metrics.image_decode.observe(result.decode_seconds)
         if failure is not None:
             raise failure
         if budget.is_exceeded:

@@ -2,7 +2,8 @@
 not read. Knows bytes, no routes.
 
 The parser below collects a header's value whatever its length, and waits for its end for ever; so does its transport
-for a client that does not read what is written. A client that ends only its own sending is answered.
+for a client that does not read what is written. A client that ends only its own sending is answered, and so is one that
+would rather speak another protocol.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import termios
 from http import HTTPStatus
 from typing import Any, ClassVar
 
+import httptools
 from prometheus_client import Counter
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -48,7 +50,7 @@ def bounded_protocol(settings: Settings, metrics: Metrics) -> type[asyncio.Proto
 class _BoundedHttpProtocol(HttpToolsProtocol):
     """Ends a connection with 431 once the line and headers (or trailers) of a request are longer than `max_bytes`, and
     without a word when a head does not end in time, or nothing of an answer is read for `write_timeout_seconds`. What
-    is no HTTP is a 400 in the shape of all errors."""
+    is no HTTP is a 400 in the shape of all errors, unless it comes behind a whole request: that one gets its answer."""
 
     max_bytes: ClassVar[int]
     write_timeout_seconds: ClassVar[float]
@@ -65,6 +67,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
         self._is_half_closed = False
+        # What comes is no HTTP, and nothing of it is looked at any more.
+        self._is_deaf = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -104,12 +108,36 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._start_write_timer()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._is_deaf:
             return
         self._num_pending += len(data)
-        super().data_received(data)
-        if self._num_pending > self.max_bytes and not self.transport.is_closing():
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        if self._num_pending > self.max_bytes and not (self.transport.is_closing() or self._is_deaf):
             self._end(HeadersTooLargeError(self.max_bytes))
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Reads the request anew without its wish for another protocol, which is ours to ignore (RFC 9110, 7.8). The
+        parser takes what follows such a head for that protocol's, and would lose the body: Java's client, for one,
+        asks for HTTP/2 in front of each.
+
+        Args:
+            rest: what came behind the head.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("")
+            return
+        lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self.data_received(b"\r\n".join((*lines, b"", rest)))
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls when the parser, or one of the methods below, gives up."""
@@ -132,6 +160,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the same head comes again, see `_decline_upgrade`
         self._stop_head_timer()
         self._num_pending = 0
         super().on_headers_complete()
@@ -141,6 +171,8 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._num_pending = 0
         super().on_message_complete()
 
@@ -151,14 +183,25 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def _end(self, error: ApiError) -> None:
         self.rejected[error.reason].inc()
-        if self.cycle is None or self.cycle.response_complete:
-            body = error.body()
-            head = (
-                f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\nx-request-id: {new_request_id()}\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
-        # Else it came within a body: the answer to that request may have begun, and ends with the connection.
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.more_body:
+                # The request that is being answered came whole; what is wrong comes behind it.
+                cycle.keep_alive = False
+                self._is_deaf = True
+                return
+            # Its own body is wrong. Too late for an answer that has begun, and no place for one behind another's.
+            if cycle.response_started or self.pipeline:
+                self.transport.close()
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        body = error.body()
+        head = (
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\nx-request-id: {new_request_id()}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
         self.transport.close()
 
     def _start_head_timer(self) -> None:

@@ -3,7 +3,7 @@
 Stateless: `store` is ignored, and what refers to something stored is an error. Knows the wire; no model, no picture.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,7 @@ from server.prompts import PromptField
 from server.response_input import Conversation, Input, conversation
 from server.response_tools import ResponseTool, ResponseToolChoice, chat_choice, check_tools
 from server.schemas import MAX_TOP_LOGPROBS, ChatCompletionRequest, ChatMessage, CompletionFields
-from server.tool_schemas import MAX_TOOLS, Name
+from server.tool_schemas import MAX_TOOLS, Description, Name
 from server.wire import WireModel, rejected
 
 SCHEMA_FIELDS = ("name", "description", "schema", "strict")
@@ -20,12 +20,17 @@ SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 
 
+# Kept as long as the answer takes, and told again in three events of a stream: OpenAI's own limits.
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
 class TextFormat(WireModel):
     """Chat's `response_format`, with the fields of its `json_schema` beside the type."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
-    description: str | None = None
+    description: Description | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
@@ -38,8 +43,9 @@ class TextFormat(WireModel):
         return self
 
     def wire(self) -> dict[str, Any]:
-        """As it was sent, for the response that tells it again."""
-        return self.model_dump(by_alias=True, exclude_none=True)
+        """As it was sent, for the response that tells it again, but for what says nothing beside its type."""
+        is_schema = self.type == "json_schema"
+        return self.model_dump(by_alias=True, exclude_none=True) if is_schema else {"type": self.type}
 
     def response_format(self) -> dict[str, Any]:
         """The same as chat says it."""
@@ -62,7 +68,7 @@ class ResponsesRequest(CompletionFields):
     top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     include: list[str] | None = Field(None, max_length=64)
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: dict[MetadataKey, MetadataValue] | None = Field(None, max_length=16)
 
     # Beyond OpenAI's, as in chat completions.
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)

@@ -8,6 +8,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from server.byte_budget import Hold
 from server.dialects import ChatDialect, ResponsesDialect, TextDialect
 from server.errors import ModelNotFoundError, ServiceUnavailableError, UnauthorizedError, still_loading
 from server.exchange import CompletionExchange, DocumentExchange
@@ -83,13 +84,13 @@ async def create_response(request: Request) -> Response:
 async def create_tokens(request: Request) -> Response:
     service = service_of(request)
 
-    async def answer(wanted: TokenizeRequest) -> bytes:
+    async def answer(wanted: TokenizeRequest, hold: Hold) -> bytes:
         side, info = service.chat.model_side, service.client.info
         assert side is not None, "requests come only once the service is ready"
         assert info is not None, "requests come only once the engine is ready"
         if wanted.model is not None:
             service.chat.check_model(wanted.model)
-        return await tokenize(side, info.max_model_len, wanted)
+        return await tokenize(side, info.max_model_len, wanted, hold)
 
     return DocumentExchange(service, TokenizeRequest, answer)
 
@@ -98,7 +99,7 @@ async def create_tokens(request: Request) -> Response:
 async def create_text(request: Request) -> Response:
     service = service_of(request)
 
-    async def answer(wanted: DetokenizeRequest) -> bytes:
+    async def answer(wanted: DetokenizeRequest, hold: Hold) -> bytes:
         side = service.chat.model_side
         assert side is not None, "requests come only once the service is ready"
         if wanted.model is not None:

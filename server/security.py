@@ -72,8 +72,10 @@ def check_content_type(scope: Scope) -> None:
     """A page of another origin can send forms and plain text to a local server without asking; JSON it cannot.
 
     Raises:
-        InvalidRequestError: the body is announced as something else than JSON.
+        InvalidRequestError: the body is announced as something else than JSON, or as compressed.
     """
+    if (header(scope, b"content-encoding") or b"identity").strip().lower() != b"identity":
+        raise InvalidRequestError("The request body must not be compressed: leave the Content-Encoding header out.")
     kind = (header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         raise InvalidRequestError("The Content-Type header must be 'application/json'.")

@@ -12,6 +12,7 @@ from runtime.checkpoint import CheckpointError, locate_model
 from runtime.client import EngineClient, EngineDeadError
 from runtime.config import ConfigError
 from server.api_keys import ApiKeys
+from server.body_parser import BodyParser
 from server.byte_budget import ByteBudget
 from server.chat import ChatService, ModelSide
 from server.grammar_checker import GrammarChecker
@@ -51,6 +52,7 @@ class Service:
         self.metrics_port: int | None = settings.metrics_port
         self.metrics_sockets: list[socket.socket] = []  # opened before the application starts, or by it
         self.body_budget = ByteBudget(settings.max_in_flight_bytes)
+        self.body_parser = BodyParser()
         self._watcher: asyncio.Task[None] | None = None
         self._prompts: PromptPreparer | None = None
         self._grammars = GrammarChecker()

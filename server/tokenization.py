@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 from pydantic import Field, model_validator
 
+from server.byte_budget import Hold
 from server.chat import ModelSide
 from server.schemas import Messages
 from server.wire import WireModel, rejected
@@ -35,14 +36,16 @@ class DetokenizeRequest(WireModel):
     tokens: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(max_length=MAX_TOKENS)
 
 
-async def tokenize(side: ModelSide, max_model_len: int, request: TokenizeRequest) -> bytes:
-    """The answer's JSON: the tokens, how many they are, and how many of them stand for pictures.
+async def tokenize(side: ModelSide, max_model_len: int, request: TokenizeRequest, hold: Hold) -> bytes:
+    """The answer's JSON: the tokens, how many they are, and how many of them stand for pictures. `hold` counts the
+    pictures.
 
     Raises:
         InvalidRequestError: a picture cannot be used, or the template refuses the messages.
+        ServerBusyError: the pictures are too many beside those of other requests.
     """
     if request.messages is not None:
-        prompt = await side.prompts.prepare(request.messages)
+        prompt = await side.prompts.prepare(request.messages, hold=hold)
         tokens, num_image_tokens = prompt.token_ids, prompt.num_image_tokens
     else:
         tokens, num_image_tokens = await side.prompts.encode(request.prompt or ""), 0

@@ -14,6 +14,7 @@ MAX_TOOL_CALLS = 128
 MAX_DESCRIPTION_CHARS = 16384
 MAX_ARGUMENTS_CHARS = 1 << 20
 
+Description = Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)]
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -21,7 +22,7 @@ class Function(WireModel):
     """A function that may be called. `parameters` is a JSON schema; without it there are none."""
 
     name: Name
-    description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
+    description: Description | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -106,7 +107,7 @@ class ToolCall(WireModel):
 
 class JsonSchemaFormat(WireModel):
     name: Name
-    description: str | None = None
+    description: Description | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 

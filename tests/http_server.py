@@ -128,6 +128,23 @@ def raw_request(body: Any) -> bytes:
     return head.encode() + payload
 
 
+def exchange(server: RunningServer, *parts: bytes) -> bytes:
+    """Sends parts as they are and reads until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        answer = b""
+        try:
+            for part in parts:
+                connection.sendall(part)
+        except OSError:
+            pass  # the server hung up in the middle of what it did not want
+        try:
+            while received := connection.recv(65536):
+                answer += received
+        except ConnectionResetError:
+            pass
+        return answer
+
+
 def picture(width: int = 56, height: int = 56, color: str = "red", kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (width, height), color).save(buffer, kind)

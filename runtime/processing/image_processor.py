@@ -1,5 +1,5 @@
-"""Picks a picture's size for the vision encoder, resizes it, and names it by content. Rescaling, normalising and
-cutting into patches happen on the device.
+"""Shows a picture as people see it, picks its size for the vision encoder, resizes it, and names it by content.
+Rescaling, normalising and cutting into patches happen on the device.
 
 Imports Pillow, NumPy and hashlib only: the server's image workers load this module and nothing else of the runtime.
 """
@@ -10,10 +10,27 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image
 
 Detail = Literal["auto", "low", "high", "original"]
 DETAILS: tuple[Detail, ...] = get_args(Detail)
+
+# Of a transparent picture that is put on white; see there.
+ROWS_AT_A_TIME = 256
+
+# Most memory that showing a picture takes at its peak, by pixel of the file: as Pillow holds it, upright, and on white.
+PEAK_BYTES_PER_PIXEL = 12
+
+# What undoes each EXIF orientation (TIFF 6.0, tag 274); 1 is upright.
+_ORIENTATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 # The longer side over the shorter one; the model family refuses more.
 MAX_SIDE_RATIO = 200
@@ -76,6 +93,54 @@ def smart_resize(height: int, width: int, *, factor: int, min_pixels: int, max_p
         else:
             new_width = max(factor, max_pixels // new_height // factor * factor)
     return new_height, new_width
+
+
+def as_seen(image: Image.Image) -> Image.Image:
+    """The picture in 8-bit RGB as a person sees it on a white page: upright (EXIF), and nothing of what is transparent.
+
+    Transparency of every kind (alpha, palettes, a transparent colour) shows white, not the colours hidden below it.
+    16-bit grey is scaled (Pillow's own conversion would turn all above 255 white).
+    """
+    return _to_rgb(_turn_upright(image))
+
+
+def _turn_upright(image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # metadata that cannot be read turns nothing; the picture itself is sound
+        return image
+    method = _ORIENTATIONS.get(orientation) if isinstance(orientation, int) else None
+    return image if method is None else image.transpose(method)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        return _grey16_to_rgb(image)
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image  # spares large photographs a copy
+    if image.has_transparency_data:
+        return _on_white(image)
+    return image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Some rows at a time: the whole picture in each step's mode would take 16 bytes a pixel beside itself."""
+    page = Image.new("RGB", image.size)
+    for top in range(0, image.height, ROWS_AT_A_TIME):
+        bottom = min(top + ROWS_AT_A_TIME, image.height)
+        colours = image.crop((0, top, image.width, bottom)).convert("RGBA")
+        white = Image.new("RGBA", colours.size, "white")
+        page.paste(Image.alpha_composite(white, colours).convert("RGB"), (0, top))
+    return page
+
+
+def _grey16_to_rgb(image: Image.Image) -> Image.Image:
+    grey = np.clip(np.asarray(image), 0, 65535)
+    scaled = (grey >> 8).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        scaled[grey == transparent] = 255
+    return Image.fromarray(scaled).convert("RGB")
 
 
 def resize(image: Image.Image, *, factor: int, min_pixels: int, max_pixels: int) -> NDArray[np.uint8]:

@@ -41,8 +41,13 @@ class Reading:
 class ToolCallParser:
     """One output. All readings' texts, joined, are the text beside the calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_calls: bool = False) -> None:
+        """
+        Args:
+            only_calls: the output was bound to calls, so that the beginning of one is no text.
+        """
         self.num_calls = 0
+        self._only_calls = only_calls
         self._pending = ""
         self._state: Callable[[], bool] = self._read_text
         self._has_text = False
@@ -70,8 +75,10 @@ class ToolCallParser:
 
     def finish(self) -> Reading:
         """Takes the end: gives what was held back. The beginning of a call that never came to its arguments is text,
-        unless there were calls before it: then only another one could come, and was cut off."""
-        if self.num_calls and not self._has_text:
+        unless only a call could come, as behind another one: then it was cut off."""
+        if self._only_calls:
+            self._pending = ""
+        elif self.num_calls and not self._has_text:
             rest = self._pending if self._state == self._read_text else ""
             self._add_text(rest[: len(rest) - _overlap(rest, CALL_OPEN)].rstrip())
         elif self._state == self._read_header:

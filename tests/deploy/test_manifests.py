@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 
 from runtime.process_client import SHUTDOWN_SECONDS
-from server.image_decode import PEAK_BYTES_PER_PIXEL
+from runtime.processing.image_processor import PEAK_BYTES_PER_PIXEL
 from server.lifecycle import FAREWELL_SECONDS
 from server.serve import GRACEFUL_SHUTDOWN_SECONDS
 from server.settings import Settings, load_settings

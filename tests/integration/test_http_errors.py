@@ -191,6 +191,10 @@ def test_errors_do_not_repeat_what_was_sent(server: RunningServer) -> None:
     ]  # fmt: skip
     for body in bodies:
         assert "sesame" not in json.dumps(error_of(server.post(body), 400))
+    response = {"model": MODEL, "input": "x", "metadata": {secret: 1}}
+    error = error_of(server.post(response, "/v1/responses"), 400)
+    assert error["param"] == "metadata"
+    assert "sesame" not in json.dumps(error)
 
 
 def test_unknown_routes_and_methods_have_the_shape(server: RunningServer) -> None:

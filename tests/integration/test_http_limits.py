@@ -16,6 +16,7 @@ from tests.http_server import (
     RunningServer,
     chat,
     data_url,
+    exchange,
     image_part,
     picture,
     raw_request,
@@ -39,23 +40,6 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
     error = response.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     return dict(error)
-
-
-def exchange(server: RunningServer, *parts: bytes) -> bytes:
-    """Sends parts as they are and reads until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        answer = b""
-        try:
-            for part in parts:
-                connection.sendall(part)
-        except OSError:
-            pass  # the server hung up in the middle of what it did not want
-        try:
-            while received := connection.recv(65536):
-                answer += received
-        except ConnectionResetError:
-            pass
-        return answer
 
 
 def test_pixels_of_a_request_are_counted_together(server: RunningServer) -> None:

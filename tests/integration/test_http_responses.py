@@ -276,3 +276,37 @@ def test_nothing_is_stored(server: RunningServer, client: openai.OpenAI) -> None
     created = client.responses.create(model=MODEL, input="x")
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(created.id)
+
+
+LARGE = "x" * 300_000
+DESCRIBED = {"type": "object", "properties": {"a": {"description": LARGE}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"metadata": {"x" * 65: "a"}}, "metadata"),
+        ({"metadata": {str(i): "a" for i in range(17)}}, "metadata"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": DESCRIBED}], "tool_choice": "none"}, "tools"),
+        ({"tools": [{"type": "function", "name": "f", "description": LARGE}]}, "tools[0].description"),
+        ({"text": {"format": {"type": "text", "description": LARGE}}}, "text.format.description"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": DESCRIBED}}}, "text.format"),
+    ],
+)
+def test_what_is_told_again_is_bounded(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    """It is kept as long as the answer takes, and comes three times in a stream."""
+    response = server.post({"model": MODEL, "input": "x", **fields}, "/v1/responses")
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert len(response.content) < 1000
+
+
+def test_what_says_nothing_is_not_told_again(server: RunningServer) -> None:
+    text = {"format": {"type": "text", "schema": {"a": LARGE}}}
+    fields = {"text": text, "metadata": {"k" * 64: "v" * 512}, "user": LARGE}
+    for stream in (False, True):
+        response = server.post({"model": MODEL, "input": "x", "stream": stream, **fields}, "/v1/responses")
+        assert response.status_code == 200
+        assert len(response.content) < 20_000
+        assert ("v" * 512) in response.text

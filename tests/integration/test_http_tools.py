@@ -106,6 +106,31 @@ def test_cut_call_ends_with_length(server: RunningServer, tokenizer: Tokenizer) 
     assert '{"place": "Ulm"}'.startswith(message["tool_calls"][0]["function"]["arguments"])
 
 
+REQUIRED: list[dict[str, Any]] = [
+    {"tool_choice": "required"},
+    {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fields", REQUIRED)
+@pytest.mark.parametrize("cut", range(0, CALL.index(', "arguments"') + 3, 7))
+def test_beginning_of_a_call_that_must_come_is_no_text(
+    server: RunningServer, tokenizer: Tokenizer, cut: int, fields: dict[str, Any], stream: bool
+) -> None:
+    replay(server, tokenizer, CALL[:cut] if cut else "<", finish_reason="length")
+    response = server.post(chat(tools=[WEATHER], stream=stream, **fields))
+    if stream:
+        choices = [chunk["choices"][0] for chunk in events(response.text)[:-1]]
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == ""
+        assert choices[-1]["finish_reason"] == "length"
+    else:
+        (choice,) = response.json()["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+    # Where text may come too, it is what was written.
+    assert message_of(server, tools=[WEATHER])["content"] == (CALL[:cut] if cut else "<")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("cut", range(1, len(OTHER_CALL) - 30))
 def test_cut_second_call_leaves_nothing_in_the_text(

@@ -1,6 +1,10 @@
 """The offline API on the tiny checkpoint, and `fovea bench throughput` over it."""
 
+import gc
+import io
 import json
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,14 @@ from PIL import Image
 from runtime.config import EngineConfig
 from runtime.offline import OfflineEngine, OfflineRequest
 from runtime.request import SamplingParams
+from runtime.request_budget import request_bytes
 from runtime.throughput import measure, percentiles
 from runtime.workload import Workload, mixed_requests, requests_of
 from server.bench_throughput import PRESETS
 from server.cli import main
+from server.image_decode import DecodeOptions, decode
 from server.settings import load_settings
+from tests.picture_files import PICTURE_FILES
 from tests.process_memory import memory_beside_this_process
 
 SMALL: dict[str, Any] = {
@@ -70,6 +77,56 @@ def test_pictures_are_resized_and_their_tokens_placed(engine: OfflineEngine) -> 
     )
     (answer,) = engine.generate([request])
     assert answer.num_prompt_tokens == 2 + 2 * 4  # 56 x 112 pixels
+
+
+@pytest.mark.parametrize("name", sorted(PICTURE_FILES))
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_pictures_are_what_the_server_makes_of_their_files(engine: OfflineEngine, name: str) -> None:
+    """Transparency shows white, 16-bit grey is scaled, and photographs are turned upright."""
+    data = PICTURE_FILES[name]()
+    options = DecodeOptions(max_source_pixels=10**7, factor=28, min_pixels=engine.config.min_pixels, max_pixels=50_176)
+    with Image.open(io.BytesIO(data)) as image:
+        request = OfflineRequest(
+            prompt_token_ids=[5, engine.model_config.image_token_id],
+            images=[image],
+            sampling=SamplingParams(max_tokens=1),
+        )
+        planned = engine.planned_bytes(request)
+        prepared = engine.prepare("one", request)
+    assert prepared.request.images[0].image_hash == decode(data, options).image_hash
+    assert planned == request_bytes(prepared.request, prepared.pixels)
+
+
+def test_what_is_ready_ahead_of_its_turn_counts_in_the_memory_plan(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_threads = torch.get_num_threads()
+    engine = OfflineEngine(config(tiny_checkpoint, max_num_seqs=8, request_memory_bytes=700_000))
+    torch.set_num_threads(num_threads)
+    assert engine.info.max_request_bytes == 700_000
+    prepare, lock, held, peak = OfflineEngine.prepare, threading.Lock(), [0], [0]
+
+    def count(num_bytes: int) -> None:
+        with lock:
+            held[0] += num_bytes
+            peak[0] = max(peak[0], held[0])
+
+    def counted(self: OfflineEngine, request_id: str, request: OfflineRequest) -> Any:
+        prepared = prepare(self, request_id, request)
+        for array in prepared.pixels:
+            count(array.nbytes)
+            weakref.finalize(array, count, -array.nbytes)
+        return prepared
+
+    monkeypatch.setattr(OfflineEngine, "prepare", counted)
+    messages = [{"role": "user", "content": [{"type": "image"}]}]
+    requests = (engine.chat(messages, [noise(seed, 224, 224)], max_tokens=4, ignore_eos=True) for seed in range(24))
+    answers = engine.generate(requests)
+    assert [len(answer.token_ids) for answer in answers] == [4] * 24
+    gc.collect()
+    assert held == [0]
+    # Four pictures of 150 kB have room, two are more than those that run one after the other would hold.
+    assert 300_000 < peak[0] <= 700_000
 
 
 def test_a_request_that_can_never_be_served_is_answered_and_others_go_on(engine: OfflineEngine) -> None:

@@ -1,25 +1,7 @@
 """What broke on other servers, as their users reported it, tried on this one: real server, real engine process.
 
-Each test's name ends with the report's number in this list. The service runs without a network: its processes may
-listen, but not connect to anything but each other. Reports whose right value stands elsewhere:
-
-| # | report | what is right | where |
-|---|---|---|---|
-| 1, 34 | picture to a text model | each model here sees pictures | `test_schemas` (parts not served) |
-| 3, 6 | no URL; file cut off | 400, names the picture | `test_http_errors::test_bad_pictures_are_named` |
-| 4, 5 | remote host fails, or drips | 400; fetching is off unless allowed | the tests of remote pictures |
-| 12, 13 | too many pictures | 400 with both numbers, streamed too | `test_http_errors::test_too_many_pictures` |
-| 15 | more tokens than the context has | 400 | `test_http_errors::test_more_tokens_than_the_context_has_room_for` |
-| 16, 21 | official client with a picture | 200 | `test_http_engine::test_official_client_chats_about_a_picture` |
-| 20 | error echoes the messages | no echo | `test_http_errors::test_errors_do_not_repeat_what_was_sent` |
-| 23 | pictures moved to the front | exact order | `test_http_chat::test_pictures_reach_the_engine_in_order_...` |
-| 29 | 8 side by side | each as alone | `test_http_engine::test_requests_side_by_side_answer_as_alone` |
-| 31 | generation goes on when nobody listens | nothing runs | `test_failures`, `test_http_lifecycle` |
-| 32 | memory grows with distinct pictures | flat | `test_soak` |
-| 37, 39 | stream's headers; usage chunk | exact | `test_http_chat::test_sequence_of_a_stream_is_exact` |
-| 38 | nulls that the AI SDK refuses | it reads the answers | `tests/clients` |
-| 43 | probes while the engine is dead or hangs | 503 | `test_failures` |
-| 44 | signal aborts streams | they end | `test_failures::test_signal_under_load_lets_every_stream_end` |
+Each test's name ends with the report's number; `tests/test_public_reports.py` has the list, and the tests that lie
+elsewhere. The service runs without a network: its processes may listen, but not connect to anything but each other.
 """
 
 import io
@@ -226,6 +208,21 @@ def test_picture_without_words_and_then_words_22(fovea: Fovea) -> None:
 
 
 # --- Order, binding, several turns.
+
+
+def test_parts_of_a_message_keep_their_order_23(fovea: Fovea) -> None:
+    """The prompt as the model reads it, token by token."""
+    parts = [
+        {"type": "text", "text": "first"},
+        image_part(picture(56, 56, "red")),
+        {"type": "text", "text": "second"},
+        image_part(picture(84, 56, "blue")),
+        {"type": "text", "text": "third"},
+    ]
+    body = {"messages": [{"role": "user", "content": parts}], "return_token_strs": True}
+    prompt = "".join(fovea.client.post("/tokenize", json=body).json()["token_strs"])
+    red, blue = (f"<|vision_start|>{'<|image_pad|>' * count}<|vision_end|>" for count in (4, 6))
+    assert f"first{red}second{blue}third" in prompt
 
 
 @pytest.mark.parametrize(

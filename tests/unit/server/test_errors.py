@@ -1,9 +1,20 @@
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from server import errors
-from server.errors import REJECT_REASONS, ApiError, InvalidImageError, QueueFullError, RequestTimeoutError, param_path
+from server.errors import (
+    MAPPINGS,
+    REJECT_REASONS,
+    ApiError,
+    InvalidImageError,
+    QueueFullError,
+    RequestTimeoutError,
+    param_path,
+)
+from server.routes import BODIES
 
 
 def all_subclasses(kind: type[ApiError]) -> set[type[ApiError]]:
@@ -80,3 +91,21 @@ def test_paths() -> None:
     )
     assert param_path(()) is None
     assert param_path(("logit_bias", "drop table; --")) == "logit_bias"
+    assert param_path(("metadata", "drop table; --", "[key]")) == "metadata"
+
+
+def mappings(schema: Any, name: str = "") -> Iterator[str]:
+    """Names of the properties whose own properties have the client's names, and are checked."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("additionalProperties"), dict):
+            yield name
+        for key, inner in schema.items():
+            for property_name, below in inner.items() if key in ("properties", "$defs") else [(name, inner)]:
+                yield from mappings(below, property_name)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from mappings(inner, name)
+
+
+def test_no_path_goes_into_what_has_the_clients_names() -> None:
+    assert {name for body in BODIES for name in mappings(body.model_json_schema())} == MAPPINGS

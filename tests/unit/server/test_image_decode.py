@@ -13,15 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.image_decode import (
-    PEAK_BYTES_PER_PIXEL,
-    ROWS_AT_A_TIME,
-    DecodedImage,
-    DecodeOptions,
-    ImageError,
-    decode,
-    to_rgb,
-)
+from runtime.processing.image_processor import PEAK_BYTES_PER_PIXEL, ROWS_AT_A_TIME, as_seen
+from server.image_decode import DecodedImage, DecodeOptions, ImageError, decode
 
 OPTIONS = DecodeOptions(max_source_pixels=64_000_000, factor=28, min_pixels=3136, max_pixels=200_704)
 
@@ -141,7 +134,7 @@ def test_rows_put_on_white_in_turn_are_the_whole_picture_put_on_white(mode: str,
     if mode == "RGB":
         image.info["transparency"] = tuple(int(value) for value in noise[0, 0, :3])
     whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
-    assert np.array_equal(np.asarray(to_rgb(image)), np.asarray(whole))
+    assert np.array_equal(np.asarray(as_seen(image)), np.asarray(whole))
 
 
 @pytest.mark.parametrize(("mode", "orientation"), [("RGB", 1), ("RGB", 6), ("RGBA", 1), ("RGBA", 6), ("I;16", 6)])

@@ -1,7 +1,7 @@
 """The matrix: what it starts, what it accepts, and how it goes on where it stopped. No engine runs here."""
 
 import json
-import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from runtime.config import EngineConfig
 from runtime.stats import MEMORY_COMPONENTS
 from server.cli import main
-from server.matrix import baseline_name, settings_of
+from server.matrix import RowProcesses, baseline_name, settings_of
 from server.matrix_acceptance import problems_of
 from server.matrix_configurations import CONFIGURATIONS
 
@@ -132,24 +132,27 @@ class FakeProcesses:
     def __init__(self) -> None:
         self.orders: list[dict[str, Any]] = []
         self.fail = False
+        self.is_closed = False
 
-    def __call__(self, command: list[str], **keywords: Any) -> subprocess.CompletedProcess[bytes]:
-        if command[0] == "git":
-            return subprocess.CompletedProcess(command, 0, "abc123\n", "")  # type: ignore[arg-type]
-        order = msgspec.json.decode(keywords["input"])
-        self.orders.append(order)
+    def run(self, order: bytes, *, timeout: float) -> tuple[int, bytes, str]:
+        content = msgspec.json.decode(order)
+        self.orders.append(content)
         if self.fail:
-            return subprocess.CompletedProcess(command, 1, b"", b"the engine cannot start: no room")
-        config = msgspec.convert(order["config"], EngineConfig)
+            return 1, b"", "the engine cannot start: no room"
+        config = msgspec.convert(content["config"], EngineConfig)
         row = GOOD if config.kv_backing == "vmm" else TWIN
         row = {**dict.fromkeys(MEMORY_COMPONENTS, 0), **row, "tokens": {"single": [1], "pair": [[1], [2]]}}
-        return subprocess.CompletedProcess(command, 0, json.dumps(row).encode(), b"")
+        return 0, json.dumps(row).encode(), ""
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> FakeProcesses:
     fake = FakeProcesses()
-    monkeypatch.setattr("server.matrix.subprocess.run", fake)
+    monkeypatch.setattr("server.matrix.RowProcesses", lambda: fake)
+    monkeypatch.setenv("GIT_COMMIT", "abc123")
     return fake
 
 
@@ -189,15 +192,15 @@ def test_a_row_whose_baseline_failed_says_so_and_is_measured_again_with_it(
     processes: FakeProcesses, tmp_path: Path
 ) -> None:
     output = tmp_path / "rows.json"
-    answer = processes.__call__
+    answer = processes.run
     fails = iter([True, False])
 
-    def first_fails(command: list[str], **keywords: Any) -> Any:
-        processes.fail = command[0] != "git" and next(fails, False)
-        return answer(command, **keywords)
+    def first_fails(order: bytes, *, timeout: float) -> Any:
+        processes.fail = next(fails, False)
+        return answer(order, timeout=timeout)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("server.matrix.subprocess.run", first_fails)
+        patch.setattr(processes, "run", first_fails)
         assert run(output, "--backing", "vmm") == 1
     baseline, row = json.loads(output.read_text())
     assert not baseline["accepted"]
@@ -209,20 +212,16 @@ def test_a_row_whose_baseline_failed_says_so_and_is_measured_again_with_it(
     assert [one["accepted"] for one in json.loads(output.read_text())] == [True, True]
 
 
-@pytest.mark.parametrize("output", [b"", b"terminate called\n", b'{"a": 1}\nterminate called', b"[1]\n"])
+@pytest.mark.parametrize("output", ["", "terminate called", '{"a": 1}\nterminate called', "[1]"])
 def test_a_process_that_ends_without_a_row_leaves_one_that_says_so_and_the_matrix_goes_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: bytes
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, output: str
 ) -> None:
-    def crashing(command: list[str], **keywords: Any) -> Any:
-        if command[0] == "git":
-            return subprocess.CompletedProcess(command, 0, "abc123\n", "")
-        return subprocess.CompletedProcess(command, 0, output, b"CUDA error: an illegal memory access\n")
-
-    monkeypatch.setattr("server.matrix.subprocess.run", crashing)
+    code = f"import sys; sys.stdin.read(); print({output!r}); print('CUDA error: an illegal access', file=sys.stderr)"
+    monkeypatch.setattr("server.matrix.ROW_COMMAND", (sys.executable, "-c", code))
     assert run(tmp_path / "rows.json") == 1
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["configuration"] for row in rows[-2:]] == ["both", "both"]
-    assert all(row["problems"] == ["exit code 0: CUDA error: an illegal memory access"] for row in rows)
+    assert all(row["problems"] == ["exit code 0: CUDA error: an illegal access"] for row in rows)
 
 
 def test_flags_win_over_configurations_and_wrong_ones_end_it(processes: FakeProcesses, tmp_path: Path) -> None:
@@ -239,13 +238,20 @@ def test_serving_an_encoder_alone_is_refused(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_row_that_takes_too_long_is_a_failed_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def too_long(command: list[str], **keywords: Any) -> Any:
-        if command[0] == "git":
-            return subprocess.CompletedProcess(command, 128, "", "")
-        raise subprocess.TimeoutExpired(command, keywords["timeout"])
-
-    monkeypatch.setattr("server.matrix.subprocess.run", too_long)
-    assert run(tmp_path / "rows.json", "--row-timeout", "5") == 1
+    monkeypatch.setattr("server.matrix.ROW_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    assert run(tmp_path / "rows.json", "--row-timeout", "1", "--backing", "vmm") == 1
     row = json.loads((tmp_path / "rows.json").read_text())[-1]
-    assert row["problems"] == ["it took more than 5 s"]
-    assert row["commit"] == "unknown"
+    assert row["problems"] == ["it took more than 1 s"]
+
+
+def test_one_process_gets_each_order_and_none_is_left() -> None:
+    code = "import os, sys; print(os.getpid(), sys.stdin.read())"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.matrix.ROW_COMMAND", (sys.executable, "-c", code))
+        processes = RowProcesses()
+        outputs = [processes.run(order, timeout=30)[1].split() for order in (b"one", b"two")]
+        spare = processes._next
+        processes.close()
+    assert [output[1] for output in outputs] == [b"one", b"two"]
+    assert outputs[0][0] != outputs[1][0]
+    assert spare.poll() is not None

@@ -120,10 +120,28 @@ def test_draws_follow_the_plain_definition(request_params: SamplingParams) -> No
     rows.seed[:] = np.arange(num_draws, dtype=np.uint64)
     tokens = sample(rows, np.repeat(logits[None], num_draws, axis=0)).token_ids
     expected = reference_distribution(logits, request_params, prompt, output)
+    assert_follows(tokens, expected)
+
+
+def assert_follows(tokens: list[int], expected: NDArray[np.float64]) -> None:
     statistic, freedom = chi_square(np.bincount(tokens, minlength=VOCAB), expected)
     limit = CHI_SQUARE_LIMIT.get(freedom) or freedom + 6 * math.sqrt(2 * freedom) + 10
     assert freedom >= 1
     assert statistic < limit
+
+
+@pytest.mark.parametrize("cases", [CASES, [case for case in CASES if case.top_k]], ids=["all", "top_k"])
+def test_draws_in_company_follow_each_requests_own_definition(cases: list[SamplingParams]) -> None:
+    """What one row wants, such as its number of tokens to look at, must change nothing for its neighbours."""
+    logits = np.random.default_rng(8).normal(size=(len(cases), VOCAB)).astype(np.float32) * 1.5
+    prompt, output = [1, 2, 2, 9], [3, 3, 3, 9, 11]
+    num_draws = 2000
+    count = num_draws * len(cases)
+    rows = make_rows(cases * num_draws, prompts=[prompt] * count, outputs=[output] * count)
+    rows.seed[:] = np.arange(count, dtype=np.uint64)
+    tokens = sample(rows, np.tile(logits, (num_draws, 1))).token_ids
+    for index, case in enumerate(cases):
+        assert_follows(tokens[index :: len(cases)], reference_distribution(logits[index], case, prompt, output))
 
 
 def test_draws_of_one_request_over_its_steps_follow_the_distribution_too() -> None:
@@ -218,6 +236,23 @@ def test_top_p_beyond_the_short_head_equals_the_whole_sort() -> None:
     }
     assert len(tokens) > 200
     assert all(expected[token] > 0 for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "token"),
+    [
+        ({"presence_penalty": 0.8}, 0),  # once, however often it came
+        ({"presence_penalty": 1.2}, 1),
+        ({"frequency_penalty": 0.3}, 0),
+        ({"frequency_penalty": 0.4}, 1),  # each time
+        ({"presence_penalty": 0.5, "frequency_penalty": 0.2}, 1),
+        ({"repetition_penalty": 1.9}, 0),  # once
+    ],
+)
+def test_presence_counts_once_and_frequency_each_time(fields: dict[str, float], token: int) -> None:
+    logits = np.array([[2.0, 1.0, 0.0, 0.0]], dtype=np.float32)
+    rows = make_rows([params(temperature=0.0, **fields)], vocab=4, prompts=[[1, 1]], outputs=[[0, 0, 0]])
+    assert sample(rows, logits).token_ids == [token]
 
 
 def test_penalties_count_what_was_sampled_since() -> None:
