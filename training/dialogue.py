@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 import re
 
+from training.sample import Turn
+
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 
 PIC = "[picture|picture|image|image|photo|drawing|figure|graphic]"
@@ -318,3 +320,17 @@ def in_words(rng: random.Random, place: str) -> str:
     if place in ("left", "right"):
         return rng.choice((f"on the {place}", f"at the {place}", f"on the {place} side"))
     return rng.choice((f"at the {place}", f"at the {place}", f"on the {place}", f"in the {place}"))
+
+
+def count_turn(rng: random.Random, things: str, number: int) -> Turn:
+    """Asks for the number of `things`, a plural."""
+    noun = things
+    if number == 1:
+        noun = things[:-2] if things.endswith("crosses") else things[:-1]
+    verb = "is" if number == 1 else "are"
+    return Turn(
+        question=ask(rng, "count", things=things),
+        answer=f"There {verb} {number} {noun}.",
+        expected=(str(number),),
+        category="count",
+    )

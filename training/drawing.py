@@ -11,11 +11,11 @@ import random
 from training.backgrounds import Size, nothing
 from training.chart_talk import talk_chart
 from training.charts import SMALLEST, draw_chart
-from training.dialogue import article, ask
+from training.dialogue import article, ask, count_turn
 from training.pairs import draw_pair
 from training.prints import draw_print, talk_print
 from training.sample import CATEGORIES, COLOURS, SHAPES, Sample, Turn
-from training.scene_talk import count_turn, talk
+from training.scene_talk import talk
 from training.scenes import counted, single, varied
 from training.smalltalk import small_talk, unseen
 

@@ -5,22 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from training.dialogue import article, ask, at, in_words, plural, say
+from training.dialogue import article, ask, at, count_turn, in_words, plural, say
+from training.naming import called, hue, pick
 from training.sample import COLOURS, SHAPES, Turn
+from training.scene_follow_ups import follow_ups_of
 from training.scenes import Scene, Thing, any_thing
-
-
-def count_turn(rng: random.Random, things: str, number: int) -> Turn:
-    noun = things
-    if number == 1:
-        noun = things[:-2] if things.endswith("crosses") else things[:-1]
-    verb = "is" if number == 1 else "are"
-    return Turn(
-        question=ask(rng, "count", things=things),
-        answer=f"There {verb} {number} {noun}.",
-        expected=(str(number),),
-        category="count",
-    )
 
 
 def talk(rng: random.Random, scene: Scene, first: str, turns: int) -> list[Turn]:
@@ -53,7 +42,7 @@ def talk(rng: random.Random, scene: Scene, first: str, turns: int) -> list[Turn]
         if turn is None:
             turn = describe(rng, scene)
         said.append(turn)
-        follow_ups = _follow_ups(rng, scene, turn)
+        follow_ups = follow_ups_of(rng, scene, turn)
     return said
 
 
@@ -75,57 +64,8 @@ def describe(rng: random.Random, scene: Scene) -> Turn:
     return Turn(question=ask(rng, "describe"), answer=answer, expected=(), category="general")
 
 
-def _pick(rng: random.Random, scene: Scene, *, by: str) -> tuple[Thing, str, str] | None:
-    """A thing, a phrase that means it alone without saying what is asked, and the subject of its answer."""
-    if not scene.things:
-        return None
-    thing = rng.choice(scene.things)
-    noun = rng.choice(("shape", "shape", "object", "figure", "thing", "one", "item"))
-    if len(scene.things) == 1 and rng.random() < 0.6:
-        # a colour question may still name the shape, and the other way round
-        return (
-            thing,
-            rng.choice((f"the {noun if noun != 'one' else 'shape'}", "this", "it", "the shape", "this shape")),
-            "It",
-        )
-    if by == "colour" and _is_only(scene, shape=thing.shape):
-        return thing, f"the {_called(rng, thing.shape)}", f"The {thing.shape}"
-    if by == "shape" and _is_only(scene, colour=thing.colour):
-        return thing, f"the {_hue(rng, thing.colour)} {noun}", f"The {thing.colour} shape"
-    if by == "place":
-        if _is_only(scene, shape=thing.shape) and rng.random() < 0.6:
-            return thing, f"the {_called(rng, thing.shape)}", f"The {thing.shape}"
-        if _is_only(scene, colour=thing.colour) and rng.random() < 0.4:
-            return thing, f"the {_hue(rng, thing.colour)} {noun}", f"The {thing.colour} shape"
-        if _is_only(scene, colour=thing.colour, shape=thing.shape):
-            return thing, f"the {_hue(rng, thing.colour)} {_called(rng, thing.shape)}", f"The {thing.name}"
-    return None
-
-
-def _called(rng: random.Random, shape: str) -> str:
-    if shape == "ellipse" and rng.random() < 0.5:
-        return "oval"
-    if rng.random() < 0.04:
-        return {"cross": "plus sign", "diamond": "rhombus", "circle": "disc"}.get(shape, shape)
-    return shape
-
-
-def _hue(rng: random.Random, colour: str) -> str:
-    return "grey" if colour == "gray" and rng.random() < 0.5 else colour
-
-
-def _is_only(scene: Scene, *, colour: str | None = None, shape: str | None = None) -> bool:
-    return (
-        sum(
-            (colour is None or thing.colour == colour) and (shape is None or thing.shape == shape)
-            for thing in scene.things
-        )
-        == 1
-    )
-
-
 def _colour(rng: random.Random, scene: Scene) -> Turn | None:
-    picked = _pick(rng, scene, by="colour")
+    picked = pick(rng, scene, by="colour")
     if picked is None:
         return None
     thing, ref, subject = picked
@@ -137,14 +77,14 @@ def _colour(rng: random.Random, scene: Scene) -> Turn | None:
 
 
 def _colour_claim(rng: random.Random, scene: Scene) -> Turn | None:
-    picked = _pick(rng, scene, by="colour")
+    picked = pick(rng, scene, by="colour")
     if picked is None:
         return None
     thing, ref, subject = picked
     claim = thing.colour if rng.random() < 0.5 else rng.choice(COLOURS)
     word = "Yes" if claim == thing.colour else "No"
     return Turn(
-        question=ask(rng, "is_it", ref=ref, claim=_hue(rng, claim)),
+        question=ask(rng, "is_it", ref=ref, claim=hue(rng, claim)),
         answer=f"{word}, {'it' if subject == 'It' else subject.lower()} is {thing.colour}.",
         expected=(word.lower(),),
         category="colour",
@@ -160,7 +100,7 @@ def _place_colour(rng: random.Random, scene: Scene) -> Turn | None:
 
 
 def _shape(rng: random.Random, scene: Scene) -> Turn | None:
-    picked = _pick(rng, scene, by="shape")
+    picked = pick(rng, scene, by="shape")
     if picked is None:
         return None
     thing, ref, subject = picked
@@ -184,7 +124,7 @@ def _exists(rng: random.Random, scene: Scene) -> Turn | None:
     has_colour = rng.random() < 0.5
     is_there = any(thing.shape == shape and (not has_colour or thing.colour == colour) for thing in scene.things)
     name = f"{colour} {shape}" if has_colour else shape
-    asked = f"{_hue(rng, colour)} {_called(rng, shape)}" if has_colour else _called(rng, shape)
+    asked = f"{hue(rng, colour)} {called(rng, shape)}" if has_colour else called(rng, shape)
     return Turn(
         question=ask(rng, "exists", a_thing=article(asked)),
         answer=f"{'Yes, there is' if is_there else 'No, there is not'} {article(name)}.",
@@ -216,7 +156,7 @@ def _at_place(rng: random.Random, scene: Scene) -> Turn | None:
 
 
 def _place(rng: random.Random, scene: Scene) -> Turn | None:
-    picked = _pick(rng, scene, by="place")
+    picked = pick(rng, scene, by="place")
     if picked is None or picked[0].place is None:
         return None
     thing, ref, subject = picked
@@ -298,146 +238,3 @@ def _largest(rng: random.Random, scene: Scene) -> Turn | None:
         word=word,
     )
     return Turn(question=question, answer=f"It is {article(thing.shape)}.", expected=(thing.shape,), category="shape")
-
-
-def _follow_ups(rng: random.Random, scene: Scene, before: Turn) -> list[Callable[[], Turn | None]]:
-    """Questions that only the turn before explains ("And where is it?")."""
-    meant = [
-        thing
-        for thing in scene.things
-        if len(scene.things) == 1 or (before.category in ("colour", "place", "shape") and _names(scene, before, thing))
-    ]
-    made: list[Callable[[], Turn | None]] = []
-    if len(meant) == 1:
-        made += [lambda: _about_it(rng, meant[0])] * 3
-    others = [thing for thing in scene.things if thing not in meant]
-    if others and before.category in ("colour", "place") and before.answer and before.answer.startswith("The "):
-        made += [lambda: _and_the_other(rng, scene, before, rng.choice(others))] * 2
-    if before.category == "count":
-        made.append(lambda: _and_how_many(rng, scene))
-    return made
-
-
-def _names(scene: Scene, before: Turn, thing: Thing) -> bool:
-    """Whether the answer before named just this thing."""
-    said = (before.answer or "").lower()
-    if said.startswith(("yes", "no")):
-        return False
-    if thing.name in said and _is_only(scene, colour=thing.colour, shape=thing.shape):
-        return True
-    by_shape = said.startswith(f"the {thing.shape} ") and _is_only(scene, shape=thing.shape)
-    by_colour = said.startswith(f"the {thing.colour} shape") and _is_only(scene, colour=thing.colour)
-    return by_shape or by_colour
-
-
-_AND = "[And |And |So |OK, and |Okay, |Now, |Thanks. |Good. |Right. |Then ]"
-
-
-def _about_it(rng: random.Random, thing: Thing) -> Turn | None:
-    kind = rng.randrange(3)
-    if kind == 0:
-        question = say(
-            rng,
-            (
-                f"{_AND}[what|which] colo[u|]r is [it|that|that one|that shape]?",
-                f"{_AND}what is its colo[u|]r?",
-                "And its colo[u|]r?",
-                "[What|Which] colo[u|]r is [it|that|that one]?",
-                "[What|Which] colo[u|]r does it have?",
-                "What is its colo[u|]r?",
-                "What about [its|the] colo[u|]r?",
-                f"{_AND}what about the colo[u|]r?",
-            ),
-        )
-        return Turn(
-            question=question,
-            answer=f"It is {thing.colour}.",
-            expected=(thing.colour,),
-            category="second_turn",
-        )
-    if kind == 1:
-        question = say(
-            rng,
-            (
-                f"{_AND}[what|which] shape is [it|that|that one]?",
-                "And its shape?",
-                f"{_AND}what is its shape?",
-                "What shape does it have?",
-                "What is its shape?",
-                "[What|Which] shape is [it|that]?",
-                "What about [its|the] shape?",
-                f"{_AND}what [kind|sort] of shape is it?",
-            ),
-        )
-        return Turn(
-            question=question,
-            answer=f"It is {article(thing.shape)}.",
-            expected=(thing.shape,),
-            category="second_turn",
-        )
-    if thing.place is None:
-        return None
-    question = say(
-        rng,
-        (
-            f"{_AND}where is [it|that|that one][| located| placed]?",
-            "And its [position|location|place]?",
-            "Where is [it|that]?",
-            "Where [in|on] the [picture|image] is it?",
-            "[In|On] which part of the [picture|image] is it?",
-            "What is its [position|location]?",
-            "Where can I [find|see] it?",
-            f"{_AND}where [do you see|can I find] it?",
-        ),
-    )
-    return Turn(question=question, answer=f"It is {at(thing.place)}.", expected=(thing.place,), category="second_turn")
-
-
-def _and_the_other(rng: random.Random, scene: Scene, before: Turn, other: Thing) -> Turn | None:
-    """The question before, asked of another thing by its name alone."""
-    if _is_only(scene, shape=other.shape):
-        ref, subject = _called(rng, other.shape), other.shape
-    elif _is_only(scene, colour=other.colour) and before.category != "colour":
-        ref, subject = f"{other.colour} one", f"{other.colour} shape"
-    else:
-        return None
-    if before.category == "colour":
-        answer, expected = f"The {subject} is {other.colour}.", other.colour
-    else:
-        if other.place is None:
-            return None
-        answer, expected = f"The {subject} is {at(other.place)}.", other.place
-    question = say(
-        rng,
-        (
-            "[And|And what about|What about|How about|And how about|Now|Then] the {ref}?",
-            "The {ref}?",
-            "And the {ref}?",
-            "And that of the {ref}?",
-        ),
-        ref=ref,
-    )
-    return Turn(question=question, answer=answer, expected=(expected,), category="second_turn")
-
-
-def _and_how_many(rng: random.Random, scene: Scene) -> Turn | None:
-    if not scene.things:
-        return None
-    thing = rng.choice(scene.things)
-    if rng.random() < 0.5:
-        things, number = f"{thing.colour} shapes", sum(other.colour == thing.colour for other in scene.things)
-        ref = rng.choice((f"{thing.colour} ones", f"{thing.colour} shapes"))
-    else:
-        things, number = plural(thing.shape), sum(other.shape == thing.shape for other in scene.things)
-        ref = things
-    turn = count_turn(rng, things, number)
-    question = say(
-        rng,
-        (
-            "[And how many|How many] [of them are|are] {ref}?",
-            "[And|What about|How about] [the|] {ref}?",
-            "How many {ref}?",
-        ),
-        ref=ref,
-    )
-    return Turn(question=question, answer=turn.answer, expected=turn.expected, category="second_turn")
