@@ -7,8 +7,8 @@ import pytest
 from runtime.executor.kv_cache import KVCache
 from runtime.model.flashinfer_attention import AttentionLimits, FlashInferAttention
 from runtime.request import Request, SamplingParams
+from tests.integration.golden_cases import CASES, prompt_of
 from tests.integration.in_process_engine import EngineFactory, InProcessEngine
-from tests.integration.test_golden import CASES, prompt_of
 from tests.unit.runtime.model.fake_flashinfer import fake_flashinfer
 
 CHOSEN = ("text", "short text", "long text", "three images", "thin image")

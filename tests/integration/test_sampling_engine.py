@@ -12,8 +12,8 @@ from PIL import Image
 
 from runtime.checkpoint import read_processor_config
 from runtime.request import Request, SamplingParams, TokenLogprobs
+from tests.integration.golden_cases import CASES, SIDE, prompt_of
 from tests.integration.in_process_engine import EngineFactory, InProcessEngine
-from tests.integration.test_golden import CASES, SIDE, prompt_of
 from tests.unit.runtime.executor.test_sampler import params, reference_distribution
 
 NUM_DRAWS = 2000
