@@ -14,10 +14,9 @@ import msgspec
 from runtime.config import EngineConfig
 from runtime.log import configure_logging
 from runtime.offline import Answer, OfflineEngine
+from runtime.percentiles import percentiles
 from runtime.stats import EngineStats
 from runtime.workload import Workload, requests_of
-
-PERCENTILES = (50, 90, 99)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,15 +74,6 @@ def counts(before: EngineStats, after: EngineStats) -> dict[str, Any]:
         "encode_batches": after.encode_batches - before.encode_batches,
         "graphs": graphs,
     }
-
-
-def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """The mean and nearest-rank percentiles, in milliseconds; empty without values."""
-    if not seconds:
-        return {}
-    ordered = sorted(seconds)
-    found = {f"p{p}": ordered[max(0, -(-len(ordered) * p // 100) - 1)] for p in PERCENTILES}
-    return {name: round(value * 1000, 3) for name, value in {"mean": sum(seconds) / len(seconds), **found}.items()}
 
 
 def main() -> int:

@@ -15,10 +15,9 @@ from typing import Any
 
 import httpx
 
+from runtime.percentiles import percentiles
 from server.plan import table
 from server.sse import parse_event
-
-PERCENTILES = (50, 90, 99)
 
 
 @dataclass(kw_only=True)
@@ -183,15 +182,6 @@ def summary(samples: list[Sample], seconds: float) -> dict[str, Any]:
         "itl_ms": percentiles([gap for sample in good for gap in sample.gaps]),
         "e2e_ms": percentiles([sample.end - sample.start for sample in good]),
     }
-
-
-def percentiles(seconds: list[float]) -> dict[str, float]:
-    """The mean and the nearest-rank percentiles, in milliseconds; empty without values."""
-    if not seconds:
-        return {}
-    ordered = sorted(seconds)
-    found = {f"p{p}": ordered[max(0, -(-len(ordered) * p // 100) - 1)] for p in PERCENTILES}
-    return {name: round(value * 1000, 2) for name, value in {"mean": sum(seconds) / len(seconds), **found}.items()}
 
 
 def print_result(result: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ PUBLIC_RUNTIME = (
     "runtime.processing",
     "runtime.process_client",
     "runtime.log",
+    "runtime.percentiles",
 )
 # From where to where imports are forbidden, within the runtime.
 FORBIDDEN = {

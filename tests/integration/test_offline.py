@@ -18,7 +18,7 @@ from runtime.config import EngineConfig
 from runtime.offline import OfflineEngine, OfflineRequest
 from runtime.request import SamplingParams
 from runtime.request_budget import request_bytes
-from runtime.throughput import measure, percentiles
+from runtime.throughput import measure
 from runtime.workload import Workload, mixed_requests, requests_of
 from server.bench_throughput import PRESETS
 from server.cli import main
@@ -216,11 +216,6 @@ def test_requests_that_leave_are_aborted_and_hold_nothing(engine: OfflineEngine)
     assert answers[1].token_ids == answers[2].token_ids[:3]
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)
-
-
-def test_percentiles_are_nearest_rank() -> None:
-    assert percentiles([0.001 * n for n in range(1, 101)]) == {"mean": 50.5, "p50": 50.0, "p90": 90.0, "p99": 99.0}
-    assert percentiles([]) == {}
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -163,13 +163,6 @@ def test_tables_line_up() -> None:
     assert table(("a", "bb"), [("ccc", "1")]).splitlines() == ["a    bb", "---  --", "ccc   1"]
 
 
-def test_percentiles_are_nearest_rank() -> None:
-    found = bench.percentiles([value / 1000 for value in range(1, 101)])
-    assert found == {"mean": 50.5, "p50": 50.0, "p90": 90.0, "p99": 99.0}
-    assert bench.percentiles([0.001])["p99"] == 1.0
-    assert bench.percentiles([]) == {}
-
-
 def test_picture_sizes() -> None:
     assert sizes("224x224,448x336") == ((224, 224), (448, 336))
 
