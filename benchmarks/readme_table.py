@@ -44,10 +44,11 @@ def cpu_table(result: dict[str, Any]) -> str:
             for server, rows in result["servers"].items()
         ],
     )
-    machine = result["machine"]
+    machine, rounds = result["machine"], result["rounds"]
+    what = "One round" if rounds == 1 else f"Medians of {rounds} interleaved rounds"
     lines.append("")
     lines.append(
-        f"Medians of {result['rounds']} interleaved rounds on {machine['cores']} cores ({machine['processor']}): "
+        f"{what} on {machine['cores']} cores ({machine['processor']}): "
         "a random float32 checkpoint of 9.5 M parameters, a 224x224 picture or text, 32 greedy tokens, streamed, "
         f"C requests at a time. Commit `{result['commit'][:12]}`, command `{result['command']}`."
     )

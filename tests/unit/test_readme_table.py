@@ -16,6 +16,14 @@ def test_every_server_and_scenario_of_the_comparison_is_named() -> None:
     assert list(SCENARIOS) == [scenario.name for scenario in compare_cpu.SCENARIOS]
 
 
+def test_medians_are_spoken_of_where_there_are_several_rounds() -> None:
+    result = json.loads((RESULTS / "compare-cpu.json").read_text())
+    *_, one = cpu_table({**result, "rounds": 1}).splitlines()
+    *_, three = cpu_table({**result, "rounds": 3}).splitlines()
+    assert one.startswith(f"One round on {result['machine']['cores']} cores (")
+    assert three.startswith(f"Medians of 3 interleaved rounds on {result['machine']['cores']} cores (")
+
+
 def test_peer_that_was_left_out_has_no_row_and_one_that_ran_has_its_latencies() -> None:
     result = json.loads((RESULTS / "compare-cpu.json").read_text())
     measured = result["servers"]["fovea"]
