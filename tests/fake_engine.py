@@ -194,6 +194,13 @@ class FakeEngineClient:
         if self._dead.is_set():
             raise EngineDeadError(self._reason)
 
+    def forget(self) -> None:
+        """Replays the default, and has heard of no request."""
+        self.replay, self.script = Replay(), None
+        self.requests.clear()
+        self.pixels.clear()
+        self.aborted.clear()
+
     def release_start(self) -> None:
         """Call it in the event loop's thread."""
         self._released.set()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import uvicorn
@@ -23,6 +23,9 @@ from server.settings import Settings
 from tests.fake_engine import FakeEngineClient
 
 MODEL = "tiny"
+
+# Has the engine answer with a text from now on, and with further fields of its `Replay`; gives the text's tokens.
+ReplayText: TypeAlias = Callable[..., list[int]]
 
 
 class RunningServer:

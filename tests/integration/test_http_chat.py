@@ -1,6 +1,5 @@
 """Chat completions over HTTP on a fake engine: the wire as OpenAI's clients know it, streamed and not."""
 
-from collections.abc import Generator
 from pathlib import Path
 
 import openai
@@ -8,44 +7,21 @@ import pytest
 
 from runtime.processing.tokenizer import Tokenizer
 from tests.fake_engine import FakeEngineClient, Replay
-from tests.http_server import MODEL, RunningServer, chat, data_url, events, image_part, picture, running_server
+from tests.http_server import (
+    MODEL,
+    ReplayText,
+    RunningServer,
+    chat,
+    data_url,
+    events,
+    image_part,
+    picture,
+    running_server,
+)
 
 
-@pytest.fixture(scope="module")
-def shared_server(tiny_checkpoint: Path) -> Generator[RunningServer, None, None]:
-    with running_server(tiny_checkpoint) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared_server: RunningServer) -> Generator[RunningServer, None, None]:
-    yield shared_server
-    engine = shared_server.engine
-    engine.replay, engine.script = Replay(), None
-    engine.requests.clear()
-    engine.pixels.clear()
-    engine.aborted.clear()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint: Path) -> Tokenizer:
-    return Tokenizer.from_checkpoint(tiny_checkpoint)
-
-
-def replay_text(server: RunningServer, tokenizer: Tokenizer, text: str, **fields: object) -> list[int]:
-    token_ids = tokenizer.encode(text, allow_special=False)
-    server.engine.replay = Replay(token_ids=token_ids, **fields)  # type: ignore[arg-type]
-    return token_ids
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Generator[openai.OpenAI, None, None]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def test_official_client_gets_the_answer(server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    token_ids = replay_text(server, tokenizer, "The picture is red.", num_cached_tokens=16)
+def test_official_client_gets_the_answer(server: RunningServer, client: openai.OpenAI, replay_text: ReplayText) -> None:
+    token_ids = replay_text("The picture is red.", num_cached_tokens=16)
     answer = client.chat.completions.create(**chat([image_part(), {"type": "text", "text": "What is it?"}]))
     assert answer.choices[0].message.content == "The picture is red."
     assert answer.choices[0].message.role == "assistant"
@@ -65,10 +41,8 @@ def test_official_client_gets_the_answer(server: RunningServer, client: openai.O
     assert details["cached_tokens"] == 16
 
 
-def test_official_client_streams_the_same_text(
-    server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
-    replay_text(server, tokenizer, "Zwei Bälle, 三つ 🙂.")
+def test_official_client_streams_the_same_text(client: openai.OpenAI, replay_text: ReplayText) -> None:
+    replay_text("Zwei Bälle, 三つ 🙂.")
     whole = client.chat.completions.create(**chat()).choices[0].message.content
     chunks = list(client.chat.completions.create(**chat(), stream=True))
     assert whole == "Zwei Bälle, 三つ 🙂."
@@ -77,10 +51,8 @@ def test_official_client_streams_the_same_text(
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_stream_helper_of_the_official_client(
-    server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
-    token_ids = replay_text(server, tokenizer, "A blue square.")
+def test_stream_helper_of_the_official_client(client: openai.OpenAI, replay_text: ReplayText) -> None:
+    token_ids = replay_text("A blue square.")
     with client.chat.completions.stream(**chat(), n=2, stream_options={"include_usage": True}) as stream:
         final = stream.get_final_completion()
     assert [choice.message.content for choice in final.choices] == ["A blue square."] * 2
@@ -108,8 +80,8 @@ def test_official_client_lists_models(client: openai.OpenAI) -> None:
         client.models.retrieve("some/other")
 
 
-def test_sequence_of_a_stream_is_exact(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay_text(server, tokenizer, "ab")
+def test_sequence_of_a_stream_is_exact(server: RunningServer, tokenizer: Tokenizer, replay_text: ReplayText) -> None:
+    replay_text("ab")
     response = server.post(chat(stream=True, stream_options={"include_usage": True}))
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
@@ -173,9 +145,9 @@ def test_choices_begin_in_order_and_each_has_its_own_request(server: RunningServ
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_string_ends_the_answer_and_the_engine_request(
-    server: RunningServer, tokenizer: Tokenizer, stream: bool
+    server: RunningServer, replay_text: ReplayText, stream: bool
 ) -> None:
-    replay_text(server, tokenizer, "one STOP two STOP three", delay_seconds=0.001)
+    replay_text("one STOP two STOP three", delay_seconds=0.001)
     response = server.post(chat(stop="STOP", stream=stream))
     if stream:
         chunks = [chunk["choices"][0] for chunk in events(response.text)[:-1]]
@@ -188,16 +160,16 @@ def test_stop_string_ends_the_answer_and_the_engine_request(
     assert server.engine.aborted == [server.engine.requests[0].request_id]
 
 
-def test_running_out_of_tokens_is_length(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay_text(server, tokenizer, "a long story about nothing at all")
+def test_running_out_of_tokens_is_length(server: RunningServer, replay_text: ReplayText) -> None:
+    replay_text("a long story about nothing at all")
     choice = server.post(chat(max_tokens=2)).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert server.post(chat(max_tokens=9, max_completion_tokens=3)).json()["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs(server: RunningServer, tokenizer: Tokenizer, stream: bool) -> None:
-    token_ids = replay_text(server, tokenizer, "ä b", logprob=-0.25)
+def test_logprobs(server: RunningServer, replay_text: ReplayText, stream: bool) -> None:
+    token_ids = replay_text("ä b", logprob=-0.25)
     response = server.post(chat(logprobs=True, top_logprobs=2, stream=stream))
     if stream:
         choices = [chunk["choices"][0] for chunk in events(response.text)[:-1]]
@@ -212,8 +184,8 @@ def test_logprobs(server: RunningServer, tokenizer: Tokenizer, stream: bool) -> 
     assert [top["logprob"] for top in content[0]["top_logprobs"]] == [-0.25, -1.25]
 
 
-def test_impossible_logprobs_are_numbers(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay_text(server, tokenizer, "a", logprob=float("-inf"))
+def test_impossible_logprobs_are_numbers(server: RunningServer, replay_text: ReplayText) -> None:
+    replay_text("a", logprob=float("-inf"))
     response = server.post(chat(logprobs=True, top_logprobs=0))
     assert response.status_code == 200
     assert response.json()["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0

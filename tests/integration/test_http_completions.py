@@ -1,8 +1,6 @@
 """Text completions and tokenization over HTTP on a fake engine, through the official client where it has them."""
 
 import threading
-from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,42 +8,17 @@ import pytest
 
 from runtime.processing.tokenizer import Tokenizer
 from tests.fake_engine import Replay
-from tests.http_server import MODEL, RunningServer, chat, events, image_part, running_server
-
-
-@pytest.fixture(scope="module")
-def shared_server(tiny_checkpoint: Path) -> Generator[RunningServer, None, None]:
-    with running_server(tiny_checkpoint) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared_server: RunningServer) -> Generator[RunningServer, None, None]:
-    yield shared_server
-    engine = shared_server.engine
-    engine.replay, engine.script = Replay(), None
-    engine.requests.clear()
-    engine.pixels.clear()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint: Path) -> Tokenizer:
-    return Tokenizer.from_checkpoint(tiny_checkpoint)
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Generator[openai.OpenAI, None, None]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+from tests.http_server import MODEL, ReplayText, RunningServer, chat, events, image_part
 
 
 def complete(server: RunningServer, prompt: Any = "Once", **fields: Any) -> Any:
     return server.post({"model": MODEL, "prompt": prompt, **fields}, "/v1/completions")
 
 
-def test_official_client_completes_a_text(server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    token_ids = tokenizer.encode(" upon a time", allow_special=False)
-    server.engine.replay = Replay(token_ids=token_ids, num_cached_tokens=2)
+def test_official_client_completes_a_text(
+    server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer, replay_text: ReplayText
+) -> None:
+    token_ids = replay_text(" upon a time", num_cached_tokens=2)
     answer = client.completions.create(model=MODEL, prompt="Once")
     assert answer.object == "text_completion"
     assert answer.id.startswith("cmpl-")
@@ -103,9 +76,8 @@ def test_special_tokens_in_a_prompt_stay_text(server: RunningServer, tokenizer: 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_in_columns(server: RunningServer, tokenizer: Tokenizer, stream: bool) -> None:
-    token_ids = tokenizer.encode("two words", allow_special=False)
-    server.engine.replay = Replay(token_ids=token_ids, logprob=-0.25)
+def test_logprobs_in_columns(server: RunningServer, replay_text: ReplayText, stream: bool) -> None:
+    replay_text("two words", logprob=-0.25)
     response = complete(server, logprobs=2, stream=stream)
     choices = [event["choices"][0] for event in events(response.text)[:-1]] if stream else response.json()["choices"]
     columns = [choice["logprobs"] for choice in choices if choice["logprobs"]]

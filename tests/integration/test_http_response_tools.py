@@ -1,8 +1,6 @@
 """Functions in the responses API over HTTP on a fake engine: items, events, and that it is chat in other words."""
 
 import json
-from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,9 +8,7 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
 from pydantic import BaseModel
 
-from runtime.processing.tokenizer import Tokenizer
-from tests.fake_engine import Replay
-from tests.http_server import MODEL, RunningServer, chat, running_server
+from tests.http_server import MODEL, ReplayText, RunningServer, chat
 from tests.integration.test_http_responses import respond, stream_events
 from tests.integration.test_http_tools import CALL, OTHER_CALL
 
@@ -37,34 +33,6 @@ def nested(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
-@pytest.fixture(scope="module")
-def shared_server(tiny_checkpoint: Path) -> Generator[RunningServer, None, None]:
-    with running_server(tiny_checkpoint) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared_server: RunningServer) -> Generator[RunningServer, None, None]:
-    yield shared_server
-    shared_server.engine.replay = Replay()
-    shared_server.engine.requests.clear()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint: Path) -> Tokenizer:
-    return Tokenizer.from_checkpoint(tiny_checkpoint)
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Generator[openai.OpenAI, None, None]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def replay(server: RunningServer, tokenizer: Tokenizer, text: str, **fields: Any) -> None:
-    server.engine.replay = Replay(token_ids=tokenizer.encode(text, allow_special=False), **fields)
-
-
 def answer_of(server: RunningServer, *, stream: bool = False, **fields: Any) -> dict[str, Any]:
     response = respond(server, stream=stream, **fields)
     assert response.status_code == 200, response.text
@@ -72,8 +40,8 @@ def answer_of(server: RunningServer, *, stream: bool = False, **fields: Any) -> 
     return answer
 
 
-def test_official_client_gets_a_call(server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, CALL)
+def test_official_client_gets_a_call(client: openai.OpenAI, replay_text: ReplayText) -> None:
+    replay_text(CALL)
     tools: Any = [WEATHER, TIME]
     response = client.responses.create(model=MODEL, input="How is it in Ulm?", tools=tools)
     (call,) = response.output
@@ -89,8 +57,8 @@ def test_official_client_gets_a_call(server: RunningServer, client: openai.OpenA
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_text_comes_before_calls(server: RunningServer, tokenizer: Tokenizer, stream: bool) -> None:
-    replay(server, tokenizer, f"Let me see.\n{CALL}\n{OTHER_CALL}")
+def test_text_comes_before_calls(server: RunningServer, replay_text: ReplayText, stream: bool) -> None:
+    replay_text(f"Let me see.\n{CALL}\n{OTHER_CALL}")
     answer = answer_of(server, tools=[WEATHER, TIME], stream=stream)
     message, first, second = answer["output"]
     assert message["content"][0]["text"] == "Let me see."
@@ -103,8 +71,8 @@ def test_text_comes_before_calls(server: RunningServer, tokenizer: Tokenizer, st
     assert {item["status"] for item in answer["output"]} == {answer["status"]} == {"completed"}
 
 
-def test_sequence_of_events_is_exact(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, f"See:\n{CALL}\n{OTHER_CALL}")
+def test_sequence_of_events_is_exact(server: RunningServer, replay_text: ReplayText) -> None:
+    replay_text(f"See:\n{CALL}\n{OTHER_CALL}")
     events = stream_events(respond(server, tools=[WEATHER, TIME], stream=True).text)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"].removeprefix("response.") for event in events]
@@ -144,10 +112,8 @@ def test_sequence_of_events_is_exact(server: RunningServer, tokenizer: Tokenizer
     assert [event["arguments"] for event in events if event["type"].endswith("arguments.done")] == [ARGUMENTS, "{}"]
 
 
-def test_stream_helper_of_the_official_client_parses_calls(
-    server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
-    replay(server, tokenizer, f"See:\n{CALL}\n{OTHER_CALL}")
+def test_stream_helper_of_the_official_client_parses_calls(client: openai.OpenAI, replay_text: ReplayText) -> None:
+    replay_text(f"See:\n{CALL}\n{OTHER_CALL}")
     tools: Any = [WEATHER, TIME]
     with client.responses.stream(model=MODEL, input="How is it in Ulm?", tools=tools) as stream:
         kinds = [event.type for event in stream]
@@ -166,8 +132,8 @@ class Place(BaseModel):
     place: str
 
 
-def test_official_client_parses_a_format(server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, ARGUMENTS)
+def test_official_client_parses_a_format(client: openai.OpenAI, replay_text: ReplayText) -> None:
+    replay_text(ARGUMENTS)
     response = client.responses.parse(model=MODEL, input="Where?", text_format=Place)
     assert response.output_parsed == Place(place="Ulm")
 
@@ -245,26 +211,26 @@ def test_tools_are_told_again(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_cut_call_is_incomplete(server: RunningServer, tokenizer: Tokenizer, stream: bool) -> None:
-    replay(server, tokenizer, f"See:\n{CALL[:-25]}", finish_reason="length")
+def test_cut_call_is_incomplete(server: RunningServer, replay_text: ReplayText, stream: bool) -> None:
+    replay_text(f"See:\n{CALL[:-25]}", finish_reason="length")
     answer = answer_of(server, tools=[WEATHER], stream=stream)
     message, call = answer["output"]
     assert (answer["status"], message["status"], call["status"]) == ("incomplete", "completed", "incomplete")
     assert ARGUMENTS.startswith(call["arguments"])
 
 
-def test_without_a_call_the_answer_is_a_message(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, "No need.")
+def test_without_a_call_the_answer_is_a_message(server: RunningServer, replay_text: ReplayText) -> None:
+    replay_text("No need.")
     (message,) = answer_of(server, tools=[WEATHER])["output"]
     assert message["content"][0]["text"] == "No need."
-    replay(server, tokenizer, CALL)
+    replay_text(CALL)
     (message,) = answer_of(server, tools=[WEATHER], tool_choice="none")["output"]
     assert message["content"][0]["text"] == CALL
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_are_those_of_the_text(server: RunningServer, tokenizer: Tokenizer, stream: bool) -> None:
-    replay(server, tokenizer, f"See:\n{CALL}")
+def test_logprobs_are_those_of_the_text(server: RunningServer, replay_text: ReplayText, stream: bool) -> None:
+    replay_text(f"See:\n{CALL}")
     answer = answer_of(server, tools=[WEATHER], top_logprobs=1, stream=stream)
     message, _ = answer["output"]
     text = "".join(entry["token"] for entry in message["content"][0]["logprobs"])

@@ -1,42 +1,20 @@
 """The responses API over HTTP on a fake engine: the official client, and the exact sequence of events."""
 
 import json
-from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai.types.responses import ResponseOutputMessage
 
-from runtime.processing.tokenizer import Tokenizer
 from tests.fake_engine import Replay
-from tests.http_server import MODEL, RunningServer, chat, data_url, image_part, picture, running_server
-
-
-@pytest.fixture(scope="module")
-def shared_server(tiny_checkpoint: Path) -> Generator[RunningServer, None, None]:
-    with running_server(tiny_checkpoint) as server:
-        yield server
+from tests.http_server import MODEL, ReplayText, RunningServer, chat, data_url, image_part, picture
 
 
 @pytest.fixture
-def server(shared_server: RunningServer, tokenizer: Tokenizer) -> Generator[RunningServer, None, None]:
-    shared_server.engine.replay = Replay(token_ids=tokenizer.encode("A red square.", allow_special=False))
-    yield shared_server
-    shared_server.engine.requests.clear()
-    shared_server.engine.pixels.clear()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint: Path) -> Tokenizer:
-    return Tokenizer.from_checkpoint(tiny_checkpoint)
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Generator[openai.OpenAI, None, None]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+def server(server: RunningServer, replay_text: ReplayText) -> RunningServer:
+    replay_text("A red square.")
+    return server
 
 
 def respond(server: RunningServer, given: Any = "Hello", **fields: Any) -> Any:

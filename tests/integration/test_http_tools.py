@@ -1,7 +1,6 @@
 """Tools over HTTP on a fake engine: what the wire shows of an output that calls, and what of the request binds it."""
 
 import json
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from runtime.processing.tokenizer import Tokenizer
 from tests.fake_engine import FakeEngineClient, Replay
-from tests.http_server import MODEL, RunningServer, chat, events, running_server
+from tests.http_server import MODEL, ReplayText, RunningServer, chat, events, running_server
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -30,35 +29,6 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Ulm"}}\n</tool_
 OTHER_CALL = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 
 
-@pytest.fixture(scope="module")
-def shared_server(tiny_checkpoint: Path) -> Generator[RunningServer, None, None]:
-    with running_server(tiny_checkpoint) as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared_server: RunningServer) -> Generator[RunningServer, None, None]:
-    yield shared_server
-    engine = shared_server.engine
-    engine.replay, engine.script = Replay(), None
-    engine.requests.clear()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_checkpoint: Path) -> Tokenizer:
-    return Tokenizer.from_checkpoint(tiny_checkpoint)
-
-
-@pytest.fixture
-def client(server: RunningServer) -> Generator[openai.OpenAI, None, None]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def replay(server: RunningServer, tokenizer: Tokenizer, text: str, **fields: Any) -> None:
-    server.engine.replay = Replay(token_ids=tokenizer.encode(text, allow_special=False), **fields)
-
-
 def message_of(server: RunningServer, **fields: Any) -> dict[str, Any]:
     response = server.post(chat(**fields))
     assert response.status_code == 200, response.text
@@ -66,8 +36,8 @@ def message_of(server: RunningServer, **fields: Any) -> dict[str, Any]:
     return {**choice["message"], "finish_reason": choice["finish_reason"]}
 
 
-def test_call_is_told(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, CALL)
+def test_call_is_told(server: RunningServer, replay_text: ReplayText) -> None:
+    replay_text(CALL)
     message = message_of(server, tools=[WEATHER])
     ((call),) = message["tool_calls"]
     assert message["content"] is None
@@ -77,30 +47,30 @@ def test_call_is_told(server: RunningServer, tokenizer: Tokenizer) -> None:
     assert call["function"] == {"name": "weather", "arguments": '{"place": "Ulm"}'}
 
 
-def test_text_and_several_calls(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, f"Let me see.\n{CALL}\n{OTHER_CALL}")
+def test_text_and_several_calls(server: RunningServer, replay_text: ReplayText) -> None:
+    replay_text(f"Let me see.\n{CALL}\n{OTHER_CALL}")
     message = message_of(server, tools=[WEATHER, TIME])
     assert message["content"] == "Let me see."
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather", "time"]
     assert len({call["id"] for call in message["tool_calls"]}) == 2
 
 
-def test_answer_without_a_call_has_none(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, "No need.")
+def test_answer_without_a_call_has_none(server: RunningServer, replay_text: ReplayText) -> None:
+    replay_text("No need.")
     message = message_of(server, tools=[WEATHER])
     assert "tool_calls" not in message
     assert (message["content"], message["finish_reason"]) == ("No need.", "stop")
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": []}])
-def test_without_tools_calls_are_text(server: RunningServer, tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
-    replay(server, tokenizer, CALL)
+def test_without_tools_calls_are_text(server: RunningServer, replay_text: ReplayText, fields: dict[str, Any]) -> None:
+    replay_text(CALL)
     message = message_of(server, **fields)
     assert (message["content"], message["finish_reason"]) == (CALL, "stop")
 
 
-def test_cut_call_ends_with_length(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, CALL[:-25], finish_reason="length")
+def test_cut_call_ends_with_length(server: RunningServer, replay_text: ReplayText) -> None:
+    replay_text(CALL[:-25], finish_reason="length")
     message = message_of(server, tools=[WEATHER])
     assert message["finish_reason"] == "length"
     assert '{"place": "Ulm"}'.startswith(message["tool_calls"][0]["function"]["arguments"])
@@ -116,9 +86,9 @@ REQUIRED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", REQUIRED)
 @pytest.mark.parametrize("cut", range(0, CALL.index(', "arguments"') + 3, 7))
 def test_beginning_of_a_call_that_must_come_is_no_text(
-    server: RunningServer, tokenizer: Tokenizer, cut: int, fields: dict[str, Any], stream: bool
+    server: RunningServer, replay_text: ReplayText, cut: int, fields: dict[str, Any], stream: bool
 ) -> None:
-    replay(server, tokenizer, CALL[:cut] if cut else "<", finish_reason="length")
+    replay_text(CALL[:cut] if cut else "<", finish_reason="length")
     response = server.post(chat(tools=[WEATHER], stream=stream, **fields))
     if stream:
         choices = [chunk["choices"][0] for chunk in events(response.text)[:-1]]
@@ -134,9 +104,9 @@ def test_beginning_of_a_call_that_must_come_is_no_text(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("cut", range(1, len(OTHER_CALL) - 30))
 def test_cut_second_call_leaves_nothing_in_the_text(
-    server: RunningServer, tokenizer: Tokenizer, cut: int, stream: bool
+    server: RunningServer, replay_text: ReplayText, cut: int, stream: bool
 ) -> None:
-    replay(server, tokenizer, f"{CALL}\n{OTHER_CALL[:cut]}", finish_reason="length")
+    replay_text(f"{CALL}\n{OTHER_CALL[:cut]}", finish_reason="length")
     response = server.post(chat(tools=[WEATHER, TIME], stream=stream))
     if stream:
         deltas = [chunk["choices"][0]["delta"] for chunk in events(response.text)[:-1]]
@@ -146,8 +116,8 @@ def test_cut_second_call_leaves_nothing_in_the_text(
         assert (message["content"], len(message["tool_calls"])) == (None, 1)
 
 
-def test_streamed_deltas(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, f"See:\n{CALL}\n{OTHER_CALL}")
+def test_streamed_deltas(server: RunningServer, replay_text: ReplayText) -> None:
+    replay_text(f"See:\n{CALL}\n{OTHER_CALL}")
     *chunks, end = events(server.post(chat(tools=[WEATHER, TIME], stream=True)).text)
     assert end == "[DONE]"
     choices = [chunk["choices"][0] for chunk in chunks]
@@ -163,10 +133,8 @@ def test_streamed_deltas(server: RunningServer, tokenizer: Tokenizer) -> None:
     assert choices[-1] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "tool_calls"}
 
 
-def test_stream_helper_of_the_official_client_collects_calls(
-    server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer
-) -> None:
-    replay(server, tokenizer, f"{CALL}\n{OTHER_CALL}")
+def test_stream_helper_of_the_official_client_collects_calls(client: openai.OpenAI, replay_text: ReplayText) -> None:
+    replay_text(f"{CALL}\n{OTHER_CALL}")
     tools: Any = [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}, TIME]
     with client.chat.completions.stream(**chat(), tools=tools) as stream:
         kinds = [event.type for event in stream]
@@ -188,14 +156,16 @@ def test_choices_have_calls_of_their_own(server: RunningServer, tokenizer: Token
     assert [choice["finish_reason"] for choice in choices] == ["tool_calls", "stop", "tool_calls"]
 
 
-def test_whole_conversation_with_tools(server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, CALL)
+def test_whole_conversation_with_tools(
+    server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer, replay_text: ReplayText
+) -> None:
+    replay_text(CALL)
     tools: Any = [WEATHER]
     messages: list[Any] = [{"role": "user", "content": "How is the weather in Ulm?"}]
     answer = client.chat.completions.create(model=MODEL, messages=messages, tools=tools).choices[0].message
     assert answer.tool_calls
     messages += [answer, {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "Fine."}]
-    replay(server, tokenizer, "It is fine.")
+    replay_text("It is fine.")
     assert client.chat.completions.create(model=MODEL, messages=messages, tools=tools).choices[0].message.content
     prompt = tokenizer.decode(server.engine.requests[-1].prompt_token_ids)
     assert CALL in prompt
@@ -203,8 +173,8 @@ def test_whole_conversation_with_tools(server: RunningServer, client: openai.Ope
     assert prompt.index("<tools>") < prompt.index("How is the weather")
 
 
-def test_older_words_for_tools(server: RunningServer, tokenizer: Tokenizer) -> None:
-    replay(server, tokenizer, CALL)
+def test_older_words_for_tools(server: RunningServer, tokenizer: Tokenizer, replay_text: ReplayText) -> None:
+    replay_text(CALL)
     functions = [WEATHER["function"]]
     message = message_of(server, functions=functions, function_call={"name": "weather"})
     assert message["function_call"] == {"name": "weather", "arguments": '{"place": "Ulm"}'}
