@@ -1,25 +1,26 @@
 """LangChain's chat model for OpenAI."""
 
+from functools import reduce
+from operator import add
+
 import openai
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
-from task import BAD_RESPONSES_IMAGE, IMAGE, TASK, TEXT, TOOL, called, report
+from task import BAD_RESPONSES_IMAGE, IMAGE, TASK, TEXT, TOOL, called, report, reported
 
-model = ChatOpenAI(
-    base_url=TASK["base_url"],
-    api_key="none",
-    model=TASK["model"],
-    temperature=0,
-    max_tokens=TASK["max_tokens"],
-    max_retries=0,
-    stream_usage=True,
-)
+OPTIONS = {
+    "base_url": TASK["base_url"],
+    "api_key": "none",
+    "model": TASK["model"],
+    "temperature": 0,
+    "max_tokens": TASK["max_tokens"],
+    "max_retries": 0,
+}
+
+model = ChatOpenAI(stream_usage=True, **OPTIONS)
 text = model.invoke(TEXT[0]["content"])
 image = model.invoke([HumanMessage(content=IMAGE[0]["content"])])
-whole = None
-for chunk in model.stream([HumanMessage(content=IMAGE[0]["content"])]):
-    whole = chunk if whole is None else whole + chunk
-assert whole is not None
+whole = reduce(add, model.stream([HumanMessage(content=IMAGE[0]["content"])]))
 report(
     "langchain",
     text=text.content,
@@ -29,14 +30,10 @@ report(
     prompt_tokens=whole.usage_metadata["input_tokens"],
     finish_reason=whole.response_metadata["finish_reason"],
 )
-try:
+with reported("langchain", "error", openai.BadRequestError):
     model.invoke(TASK["bad_messages"])
-except openai.BadRequestError as error:
-    report("langchain", error=error.message)
-try:
+with reported("langchain", "broken", openai.APIError):
     list(model.bind(seed=TASK["broken_seed"]).stream(TEXT[0]["content"]))
-except openai.APIError as error:
-    report("langchain", broken=error.message)
 
 
 def call_tools(client: str, model: ChatOpenAI) -> None:
@@ -45,9 +42,7 @@ def call_tools(client: str, model: ChatOpenAI) -> None:
     calling = longer.bind_tools([TOOL], tool_choice="any", parallel_tool_calls=False)
     message = calling.invoke(TEXT[0]["content"])
     (call,) = message.tool_calls
-    streamed = None
-    for chunk in calling.stream(TEXT[0]["content"]):
-        streamed = chunk if streamed is None else streamed + chunk
+    streamed = reduce(add, calling.stream(TEXT[0]["content"]))
     result = ToolMessage("It is red.", tool_call_id=call["id"])
     after = model.bind_tools([TOOL]).invoke([HumanMessage(TEXT[0]["content"]), message, result])
     report(
@@ -60,20 +55,10 @@ def call_tools(client: str, model: ChatOpenAI) -> None:
 
 call_tools("langchain", model)
 
-responses = ChatOpenAI(
-    base_url=TASK["base_url"],
-    api_key="none",
-    model=TASK["model"],
-    temperature=0,
-    max_tokens=TASK["max_tokens"],
-    max_retries=0,
-    use_responses_api=True,
-)
+responses = ChatOpenAI(use_responses_api=True, **OPTIONS)
 text = responses.invoke(TEXT[0]["content"])
 image = responses.invoke([HumanMessage(content=IMAGE[0]["content"])])
-whole = None
-for chunk in responses.stream([HumanMessage(content=IMAGE[0]["content"])]):
-    whole = chunk if whole is None else whole + chunk
+whole = reduce(add, responses.stream([HumanMessage(content=IMAGE[0]["content"])]))
 report(
     "langchain responses",
     text=text.text,
@@ -81,12 +66,8 @@ report(
     stream=whole.text,
     prompt_tokens=whole.usage_metadata["input_tokens"],
 )
-try:
+with reported("langchain responses", "error", openai.BadRequestError):
     responses.invoke(BAD_RESPONSES_IMAGE)
-except openai.BadRequestError as error:
-    report("langchain responses", error=error.message)
-try:
+with reported("langchain responses", "broken", openai.APIError):
     list(responses.bind(extra_body={"seed": TASK["broken_seed"]}).stream(TEXT[0]["content"]))
-except openai.APIError as error:
-    report("langchain responses", broken=error.message)
 call_tools("langchain responses", responses)

@@ -11,20 +11,15 @@ from task import (
     TOOL,
     called,
     report,
+    reported,
 )
 
 litellm.suppress_debug_info = True
 
+SHARED = {"api_base": TASK["base_url"], "api_key": "none", "temperature": 0, "num_retries": 0, "max_retries": 0}
+
 for provider in ("openai", "hosted_vllm"):
-    options = {
-        "model": f"{provider}/{TASK['model']}",
-        "api_base": TASK["base_url"],
-        "api_key": "none",
-        "temperature": 0,
-        "max_tokens": TASK["max_tokens"],
-        "num_retries": 0,
-        "max_retries": 0,
-    }
+    options = {"model": f"{provider}/{TASK['model']}", "max_tokens": TASK["max_tokens"], **SHARED}
     name = f"litellm {provider}"
     text = litellm.completion(messages=TEXT, **options)
     image = litellm.completion(messages=IMAGE, **options)
@@ -38,18 +33,12 @@ for provider in ("openai", "hosted_vllm"):
         prompt_tokens=usages[-1].prompt_tokens,
         finish_reason=text.choices[0].finish_reason,
     )
-    try:
+    with reported(name, "error", litellm.BadRequestError):
         litellm.completion(messages=TASK["bad_messages"], **options)
-    except litellm.BadRequestError as error:
-        report(name, error=str(error))
-    try:
+    with reported(name, "context_error", litellm.ContextWindowExceededError):
         litellm.completion(messages=TEXT, **{**options, "max_tokens": 100_000})
-    except litellm.ContextWindowExceededError as error:
-        report(name, context_error=str(error))
-    try:
+    with reported(name, "broken", Exception):  # each provider has a class of its own
         list(litellm.completion(messages=TEXT, stream=True, seed=TASK["broken_seed"], **options))
-    except Exception as error:  # each provider has a class of its own
-        report(name, broken=f"{type(error).__name__}: {error}")
     calling = {
         **options,
         "tools": [TOOL],
@@ -73,15 +62,7 @@ for provider in ("openai", "hosted_vllm"):
         after_tool=after.choices[0].message.content,
     )
 
-options = {
-    "model": f"openai/{TASK['model']}",
-    "api_base": TASK["base_url"],
-    "api_key": "none",
-    "temperature": 0,
-    "max_output_tokens": TASK["max_tokens"],
-    "num_retries": 0,
-    "max_retries": 0,
-}
+options = {"model": f"openai/{TASK['model']}", "max_output_tokens": TASK["max_tokens"], **SHARED}
 
 
 def text_of(response: object) -> str:
@@ -102,16 +83,12 @@ report(
     stream="".join(event.delta for event in events if event.type == "response.output_text.delta"),
     prompt_tokens=image.usage.input_tokens,
 )
-try:
+with reported("litellm responses", "error", litellm.BadRequestError):
     litellm.responses(input=BAD_RESPONSES_IMAGE, **options)
-except litellm.BadRequestError as error:
-    report("litellm responses", error=str(error))
-try:
+with reported("litellm responses", "broken", Exception):
     broken = {"seed": TASK["broken_seed"]}
     events = list(litellm.responses(input=TASK["question"], stream=True, extra_body=broken, **options))
     report("litellm responses", broken=" ".join(str(event) for event in events if event.type == "error"))
-except Exception as error:
-    report("litellm responses", broken=f"{type(error).__name__}: {error}")
 calling = {
     **options,
     "tools": [FLAT_TOOL],

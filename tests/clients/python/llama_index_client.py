@@ -7,7 +7,7 @@ import openai
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
-from task import FUNCTION, TASK, called, report
+from task import FUNCTION, TASK, called, report, reported
 
 SHARED = {
     "api_base": TASK["base_url"],
@@ -62,14 +62,10 @@ for name, model in (("llama-index", chat), ("llama-index responses", responses))
         stream="".join(parts),
         prompt_tokens=usage.prompt_tokens if model is chat else usage.input_tokens,
     )
-    try:
+    with reported(name, "error", openai.BadRequestError):
         llm.chat(BAD)
-    except openai.BadRequestError as error:
-        report(name, error=error.message)
-    try:
+    with reported(name, "broken", openai.APIError):
         list(model(seed=TASK["broken_seed"]).stream_chat(QUESTION))
-    except openai.APIError as error:
-        report(name, broken=error.message)
     caller = model(TASK["max_call_tokens"])
     tools = [FunctionTool.from_defaults(fn=paint, name=FUNCTION["name"])]
     asked = {"user_msg": TASK["question"], "tool_required": True}

@@ -13,6 +13,7 @@ from task import (
     TOOL,
     called,
     report,
+    reported,
 )
 
 OPTIONS = {"model": TASK["model"], "temperature": 0, "max_tokens": TASK["max_tokens"]}
@@ -39,10 +40,8 @@ def plain(client: openai.OpenAI) -> None:
         client.chat.completions.create(messages=TASK["bad_messages"], **OPTIONS)
     except openai.BadRequestError as error:
         report("openai", error=error.message, param=error.param, code=error.code, request_id=bool(error.request_id))
-    try:
+    with reported("openai", "broken", openai.APIError):
         list(client.chat.completions.create(messages=TEXT, stream=True, seed=TASK["broken_seed"], **OPTIONS))
-    except openai.APIError as error:
-        report("openai", broken=error.message)
     report("openai", models=[model.id for model in client.models.list()])
     message = client.chat.completions.create(messages=TEXT, **CALL_OPTIONS).choices[0].message
     (call,) = message.tool_calls
@@ -80,11 +79,9 @@ def helper(client: openai.OpenAI) -> None:
         stream.until_done()
         (call,) = stream.current_completion_snapshot.choices[0].message.tool_calls
     report("openai .stream()", tool_stream=called(call.function.name, call.function.arguments))
-    try:
-        with client.chat.completions.stream(messages=TEXT, seed=TASK["broken_seed"], **OPTIONS) as stream:
-            stream.until_done()
-    except openai.APIError as error:
-        report("openai .stream()", broken=error.message)
+    broken = client.chat.completions.stream(messages=TEXT, seed=TASK["broken_seed"], **OPTIONS)
+    with reported("openai .stream()", "broken", openai.APIError), broken as stream:
+        stream.until_done()
 
 
 async def asynchronous() -> None:
@@ -99,17 +96,13 @@ async def asynchronous() -> None:
         # A stream that is left early must leave nothing behind.
         async for _ in await client.chat.completions.create(messages=IMAGE, stream=True, **OPTIONS):
             break
-        try:
+        with reported("openai async", "error", openai.BadRequestError):
             await client.chat.completions.create(messages=TASK["bad_messages"], **OPTIONS)
-        except openai.BadRequestError as error:
-            report("openai async", error=error.message)
-        try:
+        with reported("openai async", "broken", openai.APIError):
             async for _ in await client.chat.completions.create(
                 messages=TEXT, stream=True, seed=TASK["broken_seed"], **OPTIONS
             ):
                 pass
-        except openai.APIError as error:
-            report("openai async", broken=error.message)
         (call,) = (await client.chat.completions.create(messages=TEXT, **CALL_OPTIONS)).choices[0].message.tool_calls
         async with client.chat.completions.stream(messages=TEXT, **CALL_OPTIONS) as helper:
             await helper.until_done()
@@ -142,11 +135,9 @@ def responses(client: openai.OpenAI) -> None:
         client.responses.create(input=BAD_RESPONSES_IMAGE, **RESPONSES)
     except openai.BadRequestError as error:
         report("openai responses", error=error.message, code=error.code)
-    try:
+    with reported("openai responses", "broken", openai.APIError):
         broken = {"seed": TASK["broken_seed"]}
         list(client.responses.create(input=TASK["question"], stream=True, extra_body=broken, **RESPONSES))
-    except openai.APIError as error:
-        report("openai responses", broken=error.message)
     (call,) = client.responses.create(input=TASK["question"], **RESPONSES_CALL).output
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "It is red."}
     items = [{"role": "user", "content": TASK["question"]}, call, result]

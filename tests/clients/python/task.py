@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 # Keys: base_url, model, picture (a data URL), question, max_tokens, bad_messages, broken_seed, function (as chat
@@ -54,3 +56,12 @@ def called(name: str, arguments: Any) -> list[Any]:
 
 def report(client: str, **values: Any) -> None:
     print(json.dumps({"client": client, **values}), flush=True)
+
+
+@contextmanager
+def reported(client: str, name: str, kind: type[Exception]) -> Generator[None, None, None]:
+    """Reports an error of this kind by its name: "error" of a bad request, "broken" of an answer that breaks off."""
+    try:
+        yield
+    except kind as error:
+        report(client, **{name: str(error)})
