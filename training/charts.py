@@ -98,7 +98,7 @@ def draw_chart(rng: random.Random, size: Size) -> Chart:
     )
 
 
-def _labels(rng: random.Random, number: int, span: int, size: Size, is_upright: bool) -> tuple[list[str | None], int]:
+def _labels(rng: random.Random, number: int, span: int, size: Size, is_upright: bool) -> tuple[list[str], int]:
     """Names of the bars and the font size at which they fit."""
     for attempt in range(6):
         kind = rng.random()
@@ -182,6 +182,11 @@ def _paint(
         text = cased(rng, rng.choice(WORDS))
         draw.text((width / 2, edge), text, fill=ink, font=title, anchor="mt")
         title_room = 22
+    # In pixels, not all of them whole: texts are measured to parts of one.
+    left: float
+    right: float
+    ground: float
+    ceiling: float
     if is_upright:
         left = edge + (figure_width if has_ticks else 0)
         right = width - edge

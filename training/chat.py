@@ -45,6 +45,13 @@ class EncodedChat:
     positions: npt.NDArray[np.int64]  # [3, T] time, row, column
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The number of a token that the tokenizer must have."""
+    found = tokenizer.token_to_id(token)
+    assert found is not None, f"the tokenizer has no {token}"
+    return found
+
+
 def encode_chat(
     tokenizer: Tokenizer,
     turns: Sequence[Turn],
@@ -61,8 +68,8 @@ def encode_chat(
     Turns that would exceed `max_text_tokens` (pictures not counted) are left out from the end, but never the
     first.
     """
-    pad_id = tokenizer.token_to_id(IMAGE_PAD)
-    start_id, end_id = tokenizer.token_to_id("<|vision_start|>"), tokenizer.token_to_id("<|vision_end|>")
+    pad_id = token_id(tokenizer, IMAGE_PAD)
+    start_id, end_id = token_id(tokenizer, "<|vision_start|>"), token_id(tokenizer, "<|vision_end|>")
     token_ids: list[int] = []
     turn_of: list[int] = []
     text_tokens = 0

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from training.charts import SMALLEST
-from training.chat import IMAGE_PAD, EncodedChat, encode_chat
+from training.chat import IMAGE_PAD, EncodedChat, encode_chat, token_id
 from training.drawing import draw_sized
 from training.marks import HEADS, unit_targets
 from training.sample import CATEGORIES, Sample
@@ -188,7 +188,7 @@ def make_batch(tokenizer: Tokenizer, rng: random.Random, spec: BatchSpec, number
             )
         )
         turn_categories.append([LOGGED.index(turn.category) for turn in turns])
-    pad_id = tokenizer.token_to_id(IMAGE_PAD)
+    pad_id = token_id(tokenizer, IMAGE_PAD)
     batch = _stacked(chats, turn_categories, num_units(grids), pad_id, length, size * spec.answer_tokens)
     batch["unit_targets"] = torch.from_numpy(marks)
     batch["form"] = torch.tensor(FORMS.index(grids))

@@ -54,9 +54,9 @@ class Model:
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self.device = device
-        network = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        network: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         self.network = network.eval().to(device)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
 
     @torch.inference_mode()

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from training.chat import CHAT_TEMPLATE
+from training.chat import CHAT_TEMPLATE, token_id
 from training.network import FRAMES, IMAGE_MEAN, IMAGE_STD, MERGE, PATCH, Network, NetworkConfig
 from training.tokenizer import SPECIAL_TOKENS
 from training.train import TOKENIZER, read_average
@@ -32,7 +32,7 @@ def export(network: Network, tokenizer_path: Path, out: Path) -> None:
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     if tokenizer_path.resolve() != (out / "tokenizer.json").resolve():
         shutil.copyfile(tokenizer_path, out / "tokenizer.json")
-    end, text_end = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
+    end, text_end = token_id(tokenizer, "<|im_end|>"), token_id(tokenizer, "<|endoftext|>")
     _write(out / "config.json", model_config(network.config, tokenizer))
     _write(
         out / "generation_config.json",
@@ -89,7 +89,7 @@ def export(network: Network, tokenizer_path: Path, out: Path) -> None:
 
 def model_config(config: NetworkConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """`config.json`, laid out as the published Qwen2.5-VL checkpoints have it."""
-    end, text_end = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
+    end, text_end = token_id(tokenizer, "<|im_end|>"), token_id(tokenizer, "<|endoftext|>")
     return {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": "qwen2_5_vl",
@@ -112,11 +112,11 @@ def model_config(config: NetworkConfig, tokenizer: Tokenizer) -> dict[str, Any]:
         "bos_token_id": text_end,
         "eos_token_id": end,
         "pad_token_id": text_end,
-        "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>"),
-        "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"),
-        "vision_token_id": tokenizer.token_to_id("<|vision_pad|>"),
-        "image_token_id": tokenizer.token_to_id("<|image_pad|>"),
-        "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+        "vision_start_token_id": token_id(tokenizer, "<|vision_start|>"),
+        "vision_end_token_id": token_id(tokenizer, "<|vision_end|>"),
+        "vision_token_id": token_id(tokenizer, "<|vision_pad|>"),
+        "image_token_id": token_id(tokenizer, "<|image_pad|>"),
+        "video_token_id": token_id(tokenizer, "<|video_pad|>"),
         "use_cache": True,
         "vision_config": {
             "model_type": "qwen2_5_vl",

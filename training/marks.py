@@ -92,7 +92,8 @@ class UnitHeads(nn.Module):
 
     def forward(self, units: Tensor) -> Sequence[Tensor]:
         """units [N, C] -> logits [N, classes] of every head, in the order of `HEADS`."""
-        return self.proj(units.float()).split(list(HEADS.values()), dim=-1)
+        logits: Sequence[Tensor] = self.proj(units.float()).split(list(HEADS.values()), dim=-1)
+        return logits
 
 
 def marks_loss(heads: UnitHeads, units: Tensor, targets: Tensor) -> Tensor:

@@ -206,6 +206,9 @@ class PatchEmbed(nn.Module):
 
 
 class VisionTower(nn.Module):
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
@@ -273,6 +276,9 @@ class TextLayer(nn.Module):
 
 
 class TextDecoder(nn.Module):
+    rates: Tensor
+    axis: Tensor
+
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,9 @@ class MatrixMomentum:
     Matrices of one shape are worked on together. Momentum is kept in bfloat16.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], *, momentum: float = 0.95, weight_decay: float = 0.02) -> None:
+    def __init__(self, parameters: Iterable[Tensor], *, momentum: float = 0.95, weight_decay: float = 0.02) -> None:
         self.momentum, self.weight_decay = momentum, weight_decay
-        groups: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
+        groups: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
         for parameter in parameters:
             groups[tuple(parameter.shape)].append(parameter)
         self.groups = list(groups.values())
@@ -31,7 +32,7 @@ class MatrixMomentum:
     def step(self, learning_rate: Tensor) -> None:
         """One update from the parameters' gradients; `learning_rate` is a scalar on the device."""
         for group, buffer in zip(self.groups, self.buffers, strict=True):
-            gradient = torch.stack([parameter.grad for parameter in group])  # type: ignore[arg-type]
+            gradient = torch.stack(gradients_of(group))
             buffer.copy_(buffer.float().lerp_(gradient, 1 - self.momentum))
             update = orthogonal(gradient.lerp(buffer.float(), self.momentum))
             scale = 0.2 * max(update.shape[-2:]) ** 0.5
@@ -51,16 +52,16 @@ class Adam:
     captured.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], shares: list[float], *, betas: tuple[float, float]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], shares: list[float], *, betas: tuple[float, float]) -> None:
         """`shares` scales the learning rate of each parameter."""
-        self.parameters, self.shares, self.betas = parameters, shares, betas
+        self.parameters, self.shares, self.betas = list(parameters), shares, betas
         self.means = [torch.zeros_like(parameter) for parameter in parameters]
         self.squares = [torch.zeros_like(parameter) for parameter in parameters]
 
     @torch.no_grad()
     def step(self, learning_rate: Tensor, correction: Tensor) -> None:
         """One update; `correction` is sqrt(1 - beta2^t) / (1 - beta1^t)."""
-        gradients = [parameter.grad for parameter in self.parameters]
+        gradients = gradients_of(self.parameters)
         torch._foreach_lerp_(self.means, gradients, 1 - self.betas[0])
         torch._foreach_mul_(self.squares, self.betas[1])
         torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - self.betas[1])
@@ -79,12 +80,21 @@ class Adam:
             mine.copy_(theirs)
 
 
+def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The gradients, which all of them must have."""
+    gradients = []
+    for parameter in parameters:
+        assert parameter.grad is not None, parameter.shape
+        gradients.append(parameter.grad)
+    return gradients
+
+
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     """About the nearest orthogonal matrix to each of [G, rows, columns], by a quintic Newton-Schulz
     iteration.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16()
+    x: Tensor = matrices.bfloat16()
     is_tall = x.shape[-2] > x.shape[-1]
     if is_tall:
         x = x.mT
@@ -92,7 +102,8 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if is_tall else x
+    nearest: Tensor = x.mT if is_tall else x
+    return nearest
 
 
 def split_parameters(network: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:

@@ -86,7 +86,7 @@ def outline(rng: random.Random, name: str, turn: float) -> list[Point]:
         return _rotated(_ring(corners), start - 90 + (free if turn == 1 else tilt * 40))
     if name == "cross":
         arm = rng.uniform(0.2, 0.42)
-        corner = [
+        corners_of_arms: list[tuple[float, float]] = [
             (-arm, -1),
             (arm, -1),
             (arm, -arm),
@@ -97,7 +97,7 @@ def outline(rng: random.Random, name: str, turn: float) -> list[Point]:
             (-arm, 1),
             (-arm, arm),
         ]
-        points = [*corner, (-1, arm), (-1, -arm), (-arm, -arm)]
+        points = [*corners_of_arms, (-1, arm), (-1, -arm), (-arm, -arm)]
         return _rotated([(x * 0.95, y * 0.95) for x, y in points], 45 if rng.random() < 0.12 else tilt * 25)
     if name == "heart":
         return _rotated(_heart(rng), tilt * 30)

@@ -25,7 +25,7 @@ from torch import Tensor
 from training.data import LOGGED, MOST_TURNS, Batches, BatchSpec, loader
 from training.marks import UnitHeads, marks_loss
 from training.network import Network, NetworkConfig
-from training.optimizer import Adam, MatrixMomentum, learning_rate, split_parameters
+from training.optimizer import Adam, MatrixMomentum, gradients_of, learning_rate, split_parameters
 from training.supply import Supply
 
 _CHUNK_BYTES = 15 * 2**20
@@ -62,9 +62,9 @@ class Trainer:
         self.recipe, self.device = recipe, device
         self.step, self.drawn, self.seconds = 0, 0, 0.0  # updates, new batches, time, of all pieces
         self.network = Network(config).to(device)
-        self.parameters = list(self.network.parameters())
+        self.parameters: list[Tensor] = list(self.network.parameters())
         self.heads = UnitHeads(config.hidden_size).to(device)
-        self.head_parameters = list(self.heads.parameters())
+        self.head_parameters: list[Tensor] = list(self.heads.parameters())
         for parameter in (*self.parameters, *self.head_parameters):
             parameter.grad = torch.zeros_like(parameter)
         matrices, patches, rest = split_parameters(self.network)
@@ -106,7 +106,7 @@ class Trainer:
     def capture(self, batch: dict[str, Tensor], form: int) -> None:
         """Records the work on batches of this form; the state stays as it was."""
         self.inputs[form] = {name: tensor.clone() for name, tensor in batch.items()}
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._gradients(self.inputs[form])
@@ -133,9 +133,9 @@ class Trainer:
         return next(iter(self.graphs.values())).pool() if self.graphs else None
 
     def _gradients(self, batch: dict[str, Tensor]) -> None:
-        torch._foreach_zero_([parameter.grad for parameter in (*self.parameters, *self.head_parameters)])
+        torch._foreach_zero_(gradients_of((*self.parameters, *self.head_parameters)))
         units, loss = batch_loss(self.network, batch, self.tally)
-        (loss + self.recipe.marks * marks_loss(self.heads, units, batch["unit_targets"])).backward()
+        torch.autograd.backward(loss + self.recipe.marks * marks_loss(self.heads, units, batch["unit_targets"]))
 
     @torch.no_grad()
     def _update(self) -> None:
