@@ -1,0 +1,94 @@
+"""When pictures are encoded, kept and read."""
+
+from tests.unit.runtime.scheduler.builders import parts, picture, request, scheduler, stats, step
+
+
+def test_a_picture_is_encoded_in_the_step_of_its_first_token() -> None:
+    target = scheduler(max_num_batched_tokens=8)
+    target.add(request("r", 20, images=[picture("x", 10, 6)]))
+    seen = [step(target)[0] for _ in range(3)]
+    assert [[(image.image_index, image.num_tokens) for image in output.images] for output in seen] == [[], [(0, 6)], []]
+
+
+def test_the_same_picture_in_two_requests_of_a_step_is_encoded_once() -> None:
+    target = scheduler()
+    target.add(request("a", 10, images=[picture("x", 2, 6)]))
+    target.add(request("b", 12, images=[picture("x", 3, 6)]))
+    output, _ = step(target)
+    assert [image.request_id for image in output.images] == ["a"]
+    assert (stats(target).encoder_cache_queries, stats(target).encoder_cache_hits) == (2, 1)
+
+
+def test_the_same_picture_twice_in_a_prompt_is_encoded_once() -> None:
+    target = scheduler(encoder_cache_tokens=6)
+    target.add(request("a", 16, images=[picture("x", 2, 6), picture("x", 9, 6)]))
+    output, _ = step(target)
+    assert (parts(output), len(output.images)) == ([("a", 0, 16)], 1)
+
+
+def test_a_kept_picture_is_not_encoded_again() -> None:
+    target = scheduler(enable_prefix_caching=False)
+    target.add(request("a", 10, images=[picture("x", 2, 6)], max_tokens=1))
+    step(target)
+    target.add(request("b", 10, images=[picture("x", 3, 6)], max_tokens=1))
+    assert step(target)[0].images == ()
+
+
+def test_the_chunk_ends_before_a_picture_without_room() -> None:
+    target = scheduler(encoder_cache_tokens=10)
+    target.add(request("r", 20, images=[picture("x", 0, 6), picture("y", 8, 6)]))
+    assert parts(step(target)[0]) == [("r", 0, 8)]
+    output, _ = step(target)
+    assert parts(output) == [("r", 8, 12)]
+    assert output.evicted_images == (picture("x", 0, 6).image_hash,)
+
+
+def test_the_chunk_ends_before_a_picture_beyond_the_encoders_tokens_of_a_step() -> None:
+    target = scheduler(max_encoder_tokens_per_step=10)
+    target.add(request("r", 20, images=[picture("x", 0, 6), picture("y", 8, 6)]))
+    assert [parts(step(target)[0]) for _ in range(2)] == [[("r", 0, 8)], [("r", 8, 12)]]
+
+
+def test_a_kept_picture_needs_no_encoder_tokens() -> None:
+    target = scheduler(max_encoder_tokens_per_step=6, enable_prefix_caching=False)
+    target.add(request("a", 8, images=[picture("x", 0, 6)], max_tokens=1))
+    step(target)
+    target.add(request("b", 20, images=[picture("x", 0, 6), picture("y", 8, 6)]))
+    assert parts(step(target)[0]) == [("b", 0, 20)]
+
+
+def test_making_room_does_not_evict_a_picture_of_the_same_chunk() -> None:
+    target = scheduler(encoder_cache_tokens=10, enable_prefix_caching=False)
+    for name in ("x", "y"):
+        target.add(request(name, 6, images=[picture(name, 0, 4)], max_tokens=1))
+        step(target)
+    # "x" is the longest unused, but needed; "y" must go for "z".
+    target.add(request("r", 12, images=[picture("z", 0, 4), picture("x", 6, 4)]))
+    output, _ = step(target)
+    assert output.evicted_images == (picture("y", 0, 1).image_hash,)
+    assert [image.image_index for image in output.images] == [0]
+
+
+def test_small_pictures_do_not_keep_a_large_one_out() -> None:
+    target = scheduler(max_num_batched_tokens=16, encoder_cache_tokens=22)
+    target.add(request("holder", 22, images=[picture("h", 0, 20)]))
+    target.add(request("large", range(300, 322), images=[picture("l", 1, 20)]))
+    target.add(request("small", range(400, 406), images=[picture("s", 1, 2)]))
+    assert parts(step(target)[0]) == [("holder", 0, 16)]
+    # There would be room for "small" beside "holder", but "large" comes first and lacks some.
+    assert parts(step(target)[0]) == [("holder", 16, 6), ("large", 0, 1), ("small", 0, 1)]
+    output, _ = step(target)
+    assert [image.request_id for image in output.images] == ["large", "small"]
+
+
+def test_a_picture_with_a_place_beyond_a_prefix_hit_is_referenced_until_it_is_read() -> None:
+    target = scheduler(max_num_batched_tokens=8)
+    target.add(request("a", 24, images=[picture("x", 2, 18)]))
+    step(target)
+    target.abort("a")
+    # 8 tokens hit, which end within the picture: its rows are read from there on.
+    target.add(request("b", 24, images=[picture("x", 2, 18)]))
+    output, _ = step(target)
+    assert (parts(output), output.images) == ([("b", 8, 8)], ())
+    target.check_integrity()
+    assert stats(target).encoder_cache_tokens_used == 18
