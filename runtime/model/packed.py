@@ -41,7 +41,7 @@ class PackedWeight:
         num_outputs, num_inputs = weight.shape
         bias = weight.new_zeros(num_outputs) if has_bias else None
         for rows in ROWS:
-            self._multiply(weight.new_zeros((rows, num_inputs)), bias)
+            self.multiply(weight.new_zeros((rows, num_inputs)), bias)
 
     @property
     def nbytes(self) -> int:
@@ -59,13 +59,14 @@ class PackedWeight:
             padded[num_rows:] = 0
             rows = padded
         if len(pieces) == 1:
-            product = self._multiply(rows, bias)
+            product = self.multiply(rows, bias)
         else:
-            product = torch.cat([self._multiply(piece, bias) for piece in torch.split(rows, pieces)])
+            product = torch.cat([self.multiply(piece, bias) for piece in torch.split(rows, pieces)])
         if num_padded > num_rows:
             product = product[:num_rows]
         return product.view(*x.shape[:-1], -1) if x.dim() > 2 else product
 
-    def _multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """`product` of a number of rows that is one of `ROWS`."""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
         return product
