@@ -117,10 +117,13 @@ class BatchDecoder:
     def embed(self, token_ids_T: Tensor) -> Tensor:
         return self._others.embed(token_ids_T)
 
-    def forward(self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention) -> Tensor:
+    def forward(
+        self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention, rows_S: Tensor | None = None
+    ) -> Tensor:
         if not isinstance(attention, RowAttention) or not attention.can_attend_rows or len(embeds_TD) > MAX_ROWS:
-            return self._others.forward(embeds_TD, positions_3T, attention)
-        return torch.from_numpy(self._forward(embeds_TD.numpy(), positions_3T.numpy(), attention))
+            return self._others.forward(embeds_TD, positions_3T, attention, rows_S)
+        hidden_TD = torch.from_numpy(self._forward(embeds_TD.numpy(), positions_3T.numpy(), attention))
+        return hidden_TD if rows_S is None else hidden_TD.index_select(0, rows_S)
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         return self._others.logits(hidden_SD)

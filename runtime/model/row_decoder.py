@@ -96,9 +96,11 @@ class RowDecoder:
     def embed(self, token_ids_T: Tensor) -> Tensor:
         return self.decoder.embed(token_ids_T)
 
-    def forward(self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention) -> Tensor:
+    def forward(
+        self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention, rows_S: Tensor | None = None
+    ) -> Tensor:
         if len(embeds_TD) != 1 or not isinstance(attention, RowAttention) or not attention.can_attend_row:
-            return self.decoder.forward(embeds_TD, positions_3T, attention)
+            return self.decoder.forward(embeds_TD, positions_3T, attention, rows_S)
         # exp(-x) of a gate far below zero is infinite, and the gate then 0, as it should.
         with np.errstate(over="ignore"):
             return torch.from_numpy(self._forward(embeds_TD.numpy()[0], positions_3T.numpy()[:, 0], attention))

@@ -128,6 +128,17 @@ def test_what_a_forward_gave_outlives_the_next_one(model: LoadedModel, decoder: 
     assert all(torch.equal(given, copy) for given, copy in kept)
 
 
+def test_wanted_rows_alone_are_given(model: LoadedModel, decoder: BatchDecoder) -> None:
+    assert model.text is not None
+    twins = Twins(model.text, [1, 1, 1], 4, decoder)
+    twins.row_attention.plan(twins.sequences.batch([(0, 0, 1), (1, 0, 1), (2, 0, 1)]))
+    embeds = decoder.embed(torch.stack([ids[0] for ids in twins.token_ids]))
+    positions = torch.stack([own[:, 0] for own in twins.positions], dim=1)
+    whole = decoder.forward(embeds, positions, twins.row_attention)
+    wanted = decoder.forward(embeds, positions, twins.row_attention, torch.tensor([2, 0]))
+    assert torch.equal(wanted, whole[[2, 0]])
+
+
 def test_arrays_are_counted(decoder: BatchDecoder, config: ModelConfig) -> None:
     row = 4 * (2 * config.text.hidden_size + config.text.num_attention_heads * config.text.head_dim)
     assert decoder.num_bytes >= MAX_ROWS * row
