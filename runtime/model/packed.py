@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 # Products are computed with these numbers of rows, one after the other where there are more.
-ROWS = (2, 4, 8, 16, 32, 128)
+ROWS = (2, 4, 8, 16, 32, 96, 128, 256)
+
+# What one more product costs, in rows, with what it takes to put the results together.
+_PIECE_ROWS = 10
 
 # How many rows a weight is packed for: the layout is as good for any other number (docs/decisions.md).
 _TYPICAL_ROWS = 32
@@ -24,13 +27,21 @@ def is_available() -> bool:
     return has_library and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def _cheapest() -> tuple[tuple[int, ...], ...]:
+    """For each number of rows below the largest of `ROWS`, the pieces that cost least, large ones first."""
+    cheapest: list[tuple[int, ...]] = [()]
+    for num_rows in range(1, ROWS[-1]):
+        choices = [(rows, *cheapest[max(0, num_rows - rows)]) for rows in reversed(ROWS)]
+        cheapest.append(min(choices, key=lambda pieces: sum(pieces) + _PIECE_ROWS * len(pieces)))
+    return tuple(cheapest)
+
+
+_CHEAPEST = _cheapest()
+
+
 def pieces_of(num_rows: int) -> list[int]:
     """The numbers of rows that a product of `num_rows` is computed with; the last may have room for more rows."""
-    pieces = [ROWS[-1]] * (num_rows // ROWS[-1])
-    num_rows %= ROWS[-1]
-    pieces += [ROWS[-2]] * (num_rows // ROWS[-2])
-    num_rows %= ROWS[-2]
-    return pieces + [next(rows for rows in ROWS if rows >= num_rows)] * (num_rows > 0)
+    return [ROWS[-1]] * (num_rows // ROWS[-1]) + list(_CHEAPEST[num_rows % ROWS[-1]])
 
 
 class PackedWeight:
