@@ -1,8 +1,8 @@
-"""The text decoder for a step of a few rows, each the next token of another sequence, between NumPy and oneDNN: most
-steps of a CPU that serves several requests at a time.
+"""The text decoder for a step of a few rows, between NumPy and oneDNN: most steps of a CPU that serves several requests
+at a time, and short prompts.
 
-What `row_decoder` is for one row, with products that go through packed weights (docs/decisions.md). The plain twin, and
-any step of more tokens, is `TextDecoder`'s.
+What `row_decoder` is for one row, with products that go through packed weights (docs/decisions.md). Where each row is
+the next token of another sequence, attention is NumPy's too. The plain twin, and any larger step, is `TextDecoder`'s.
 
 Legend: B rows, R rows that products are computed with (the others are padding), D hidden, H heads, K KV heads, G heads
 to a KV head, E head width, A = H + K.
@@ -82,7 +82,7 @@ class BatchDecoder:
     def __init__(self, others: RowDecoder) -> None:
         decoder = others.decoder
         config = decoder.config
-        self._others = others
+        self._others, self._text = others, decoder
         self._layers = [_Layer.of(layer) for layer in decoder.layers]
         self._norm = norm_weight(decoder.norm)
         self._axes: NDArray[np.int64] = decoder.frequency_axes.numpy()
@@ -92,8 +92,9 @@ class BatchDecoder:
         hidden, width = config.hidden_size, config.head_dim
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._heads, self._kv_heads, self._num_rotated = heads, kv_heads, (heads + kv_heads) * width
-        # Queries carry attention's scale.
-        self._scale_A1: Array = np.ones((heads + kv_heads, 1), np.float32)
+        # Queries carry attention's scale where attention is NumPy's.
+        self._no_scale_A1: Array = np.ones((heads + kv_heads, 1), np.float32)
+        self._scale_A1 = self._no_scale_A1.copy()
         self._scale_A1[:heads] = width**-0.5
         rotated = (MAX_ROWS, heads + kv_heads, 2, width // 2)
         # Padding rows go through the same arithmetic, and so must hold numbers.
@@ -120,23 +121,26 @@ class BatchDecoder:
     def forward(
         self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention, rows_S: Tensor | None = None
     ) -> Tensor:
-        if not isinstance(attention, RowAttention) or not attention.can_attend_rows or len(embeds_TD) > MAX_ROWS:
+        if not 1 < len(embeds_TD) <= MAX_ROWS or not isinstance(attention, RowAttention):
             return self._others.forward(embeds_TD, positions_3T, attention, rows_S)
-        hidden_TD = torch.from_numpy(self._forward(embeds_TD.numpy(), positions_3T.numpy(), attention))
-        return hidden_TD if rows_S is None else hidden_TD.index_select(0, rows_S)
+        return self._forward(embeds_TD.numpy(), positions_3T.numpy(), attention, rows_S)
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         return self._others.logits(hidden_SD)
 
-    def _forward(self, embeds_BD: Array, positions_3B: NDArray[np.int64], attention: RowAttention) -> Array:
-        """The hidden rows [B, D] after the last norm."""
+    def _forward(
+        self, embeds_BD: Array, positions_3B: NDArray[np.int64], attention: RowAttention, rows_S: Tensor | None
+    ) -> Tensor:
+        """The hidden rows [B, D], or [S, D], after the last norm."""
         num_rows = len(embeds_BD)
         buffers = self._buffers[next(rows for rows in ROWS if rows >= num_rows)]
         hidden, rotated, turned = buffers.hidden_RD, buffers.rotated_RA2E, buffers.turned_RA2E
         cos, sin = buffers.cos_RA2E, buffers.sin_RA2E
-        self._write_rotation(positions_3B, buffers)
+        is_numpy = attention.can_attend_rows
+        self._write_rotation(positions_3B, buffers, self._scale_A1 if is_numpy else self._no_scale_A1)
         q_BKGE, k_BF = buffers.q_RKGE[:num_rows], buffers.k_RF[:num_rows]
         attended_BKGE = buffers.attended_RKGE[:num_rows]
+        last = self._layers[-1]
         hidden[:num_rows] = embeds_BD
         hidden[num_rows:] = 0
         for layer in self._layers:
@@ -146,7 +150,14 @@ class BatchDecoder:
             np.multiply(halves, cos, out=rotated)
             np.multiply(halves[:, :, ::-1], sin, out=turned)
             np.add(rotated, turned, out=rotated)
-            attention.attend_rows(layer.index, q_BKGE, k_BF, qkv[:num_rows, self._num_rotated :], attended_BKGE)
+            v_BF = qkv[:num_rows, self._num_rotated :]
+            if is_numpy:
+                attention.attend_rows(layer.index, q_BKGE, k_BF, v_BF, attended_BKGE)
+            else:
+                buffers.attended[:num_rows] = self._attend(attention, layer.index, q_BKGE, k_BF, v_BF)
+            if layer is last and rows_S is not None:
+                wanted = (torch.from_numpy(hidden).index_select(0, rows_S), buffers.attended.index_select(0, rows_S))
+                return self._text.norm.forward(self._text.layers[-1].after(*wanted))
             np.add(hidden, layer.out.multiply(buffers.attended, None).numpy(), out=hidden)
             self._normalise(buffers, layer.post_norm, buffers.normed_RD)
             gate, up = layer.gate_up.multiply(buffers.normed, None).chunk(2, dim=-1)
@@ -154,7 +165,13 @@ class BatchDecoder:
         # A new array: the caller may keep it.
         last_RD = np.empty_like(hidden)
         self._normalise(buffers, self._norm, last_RD)
-        return last_RD[:num_rows]
+        return torch.from_numpy(last_RD[:num_rows])
+
+    def _attend(self, attention: RowAttention, layer: int, q_BKGE: Array, k_BF: Array, v_BF: Array) -> Tensor:
+        """Rows [B, H * E] of torch's attention, for steps with several tokens of a sequence."""
+        num_rows, width = len(k_BF), q_BKGE.shape[-1]
+        q_BHE, k_BKE, v_BKE = (torch.from_numpy(x).view(num_rows, -1, width) for x in (q_BKGE, k_BF, v_BF))
+        return attention.forward(layer, q_BHE, k_BKE, v_BKE).view(num_rows, -1)
 
     def _front(self, rows: int) -> _Buffers:
         arrays = {name: array[:rows] for name, array in self._arrays.items()}
@@ -180,12 +197,12 @@ class BatchDecoder:
             attended=torch.from_numpy(attended),
         )
 
-    def _write_rotation(self, positions_3B: NDArray[np.int64], buffers: _Buffers) -> None:
+    def _write_rotation(self, positions_3B: NDArray[np.int64], buffers: _Buffers, scale_A1: Array) -> None:
         """Cosines, and sines whose first half is negative: `x * cos + (halves swapped) * sin` rotates."""
         num_rows = positions_3B.shape[1]
         angles_BE = positions_3B.T.astype(np.float32)[:, self._axes] * self._frequencies
-        np.multiply(np.cos(angles_BE)[:, None, None], self._scale_A1[:, None], out=buffers.cos_RA2E[:num_rows])
-        sin_BAE = np.sin(angles_BE)[:, None] * self._scale_A1
+        np.multiply(np.cos(angles_BE)[:, None, None], scale_A1[:, None], out=buffers.cos_RA2E[:num_rows])
+        sin_BAE = np.sin(angles_BE)[:, None] * scale_A1
         np.negative(sin_BAE, out=buffers.sin_RA2E[:num_rows, :, 0])
         buffers.sin_RA2E[:num_rows, :, 1] = sin_BAE
 

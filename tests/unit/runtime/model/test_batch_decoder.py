@@ -12,7 +12,7 @@ from runtime.model.batch_decoder import MAX_ROWS, BatchDecoder
 from runtime.model.loader import LoadedModel, load_model
 from runtime.model.row_attention import MAX_GATHERED_TOKENS, MAX_ROW_LENGTH
 from runtime.model.row_decoder import RowDecoder
-from tests.unit.runtime.model.test_row_decoder import Twins
+from tests.unit.runtime.model.test_row_decoder import Part, Twins
 
 pytestmark = pytest.mark.skipif(not packed.is_available(), reason="this torch has no oneDNN")
 
@@ -128,15 +128,29 @@ def test_what_a_forward_gave_outlives_the_next_one(model: LoadedModel, decoder: 
     assert all(torch.equal(given, copy) for given, copy in kept)
 
 
-def test_wanted_rows_alone_are_given(model: LoadedModel, decoder: BatchDecoder) -> None:
+@pytest.mark.parametrize("step", [[(0, 0, 1), (1, 0, 1), (2, 0, 1)], [(0, 0, 20)], [(0, 0, 1), (1, 0, 9), (2, 0, 5)]])
+def test_wanted_rows_alone_are_given(step: list[Part], model: LoadedModel, decoder: BatchDecoder) -> None:
     assert model.text is not None
-    twins = Twins(model.text, [1, 1, 1], 4, decoder)
-    twins.row_attention.plan(twins.sequences.batch([(0, 0, 1), (1, 0, 1), (2, 0, 1)]))
-    embeds = decoder.embed(torch.stack([ids[0] for ids in twins.token_ids]))
-    positions = torch.stack([own[:, 0] for own in twins.positions], dim=1)
+    twins = Twins(model.text, [20, 9, 5], 4, decoder)
+    twins.row_attention.plan(twins.sequences.batch(step))
+    embeds = decoder.embed(torch.cat([twins.token_ids[index][start:end] for index, start, end in step]))
+    positions = torch.cat([twins.positions[index][:, start:end] for index, start, end in step], dim=1)
     whole = decoder.forward(embeds, positions, twins.row_attention)
-    wanted = decoder.forward(embeds, positions, twins.row_attention, torch.tensor([2, 0]))
-    assert torch.equal(wanted, whole[[2, 0]])
+    for rows in ([2], [0, 2], [2, 0, 1]):
+        wanted = decoder.forward(embeds, positions, twins.row_attention, torch.tensor(rows))
+        twins.assert_near(wanted, whole[rows])
+
+
+def test_short_prompts_beside_decoding_sequences_equal_the_plain_decoder(
+    model: LoadedModel, decoder: BatchDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert model.text is not None
+    twins = Twins(model.text, [30, 12, 9, 8], 4, decoder)
+    monkeypatch.setattr(RowDecoder, "forward", None)  # nothing is left to the plain decoder
+    twins.run([(0, 0, 28)])
+    twins.run([(0, 28, 29), (1, 0, 11)])
+    twins.run([(1, 11, 12), (2, 0, 9), (0, 29, 30), (3, 0, 3)])
+    twins.run([(3, 3, 8)])
 
 
 def test_arrays_are_counted(decoder: BatchDecoder, config: ModelConfig) -> None:
