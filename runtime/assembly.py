@@ -31,9 +31,11 @@ from runtime.executor.kv_cache import KVCache
 from runtime.executor.model_runner import ModelRunner
 from runtime.model.attention import CacheAttention
 from runtime.model.backends import Choice, Kernels, build_attention
+from runtime.model.batch_decoder import BatchDecoder
 from runtime.model.flashinfer_attention import AttentionLimits
 from runtime.model.layers import Linear
 from runtime.model.loader import LoadedModel
+from runtime.model.qwen2_5_vl_text import TextDecoder
 from runtime.model.row_decoder import RowDecoder
 from runtime.processing.grammar_compiler import GrammarCompiler
 from runtime.stats import GraphFamilyInfo
@@ -79,6 +81,8 @@ class Parts(EncoderParts):
     attention: CacheAttention
     decoder_graphs: GraphSet[DecoderInputs]
     max_mixed_tokens: int
+    # Of what the shorter ways for few rows keep from step to step.
+    row_bytes: int
 
     def capture_decoder(self) -> None:
         """Captures and tests the decoder's buckets, if it has any, at the KV cache's addresses."""
@@ -178,8 +182,9 @@ def assemble(
         facts=kernels.facts,
         one_row=kernels.one_row,
     )
+    decoder = _decoder(model.text, kernels)
     runner = ModelRunner(
-        decoder=RowDecoder(model.text) if kernels.one_row.backend == "numpy" else model.text,
+        decoder=decoder,
         attention=attention,
         encoder=vision.encoder,
         store=vision.store,
@@ -202,7 +207,15 @@ def assemble(
         attention=attention,
         decoder_graphs=decoder_graphs,
         max_mixed_tokens=max((bucket.tokens for bucket in decoder_graphs.buckets if bucket.is_mixed), default=0),
+        row_bytes=0 if isinstance(decoder, TextDecoder) else decoder.num_bytes,
     )
+
+
+def _decoder(text: TextDecoder, kernels: Kernels) -> TextDecoder | RowDecoder | BatchDecoder:
+    """The text decoder, with shorter ways for few rows around it where there are such."""
+    if kernels.one_row.backend != "numpy":
+        return text
+    return BatchDecoder(RowDecoder(text)) if text.packed_head is not None else RowDecoder(text)
 
 
 def _can_capture(choice: Choice, backend: GraphBackend) -> bool:

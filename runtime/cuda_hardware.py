@@ -34,6 +34,8 @@ class CudaHardware:
         capture: what graphs are captured with; `None` when they are emulated.
     """
 
+    max_shared_encoder_tokens: int | None = None
+
     def __init__(
         self,
         config: EngineConfig,

@@ -21,6 +21,10 @@ from runtime.threads import default_threads
 # A default request on a CPU stops at a million tokens of KV: block numbers cost memory too.
 MAX_DEFAULT_KV_TOKENS = 1 << 20
 
+# Output tokens of the pictures that a step encodes on a CPU, if they are several: 256 patches, from where on products
+# gain nothing by more rows (docs/decisions.md).
+MAX_SHARED_ENCODER_TOKENS = 64
+
 # Blocks that capture needs: the null block, on which self-tests work, and one more.
 MIN_BLOCKS = 2
 
@@ -30,6 +34,11 @@ class Hardware(Site, Protocol):
 
     @property
     def device(self) -> Device: ...
+
+    @property
+    def max_shared_encoder_tokens(self) -> int | None:
+        """Output tokens of the pictures that a step encodes together; `None`: all that a step has room for."""
+        ...
 
     def kv_request(self, config: ResolvedConfig, layout: KVLayout) -> KVRequest:
         """What the KV cache must be, and in what steps it grows."""
@@ -60,6 +69,7 @@ class CpuHardware:
     """This machine's cores and memory. Sets torch's number of threads for the process."""
 
     torch_device = torch.device("cpu")
+    max_shared_encoder_tokens: int | None = MAX_SHARED_ENCODER_TOKENS
 
     def __init__(self, config: EngineConfig) -> None:
         self.device = CpuDevice()

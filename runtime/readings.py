@@ -241,7 +241,8 @@ def _exact_bytes(parts: EncoderParts) -> tuple[int, int, int, int]:
     encoder = parts.encoder.graphs.graph_bytes
     if not isinstance(parts, Parts):
         return encoder, 0, 0, 0
-    return encoder, parts.decoder_graphs.graph_bytes, parts.attention.workspace_bytes, parts.runner.static_bytes
+    static = parts.runner.static_bytes + parts.row_bytes
+    return encoder, parts.decoder_graphs.graph_bytes, parts.attention.workspace_bytes, static
 
 
 def _driver_bytes(parts: EncoderParts) -> tuple[int, int]:

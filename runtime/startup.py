@@ -114,6 +114,7 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
             eos_token_ids=model_config.eos_token_ids,
             num_blocks=kv.num_blocks,
             allocates_ahead=should_run_ahead(config, hardware.torch_device),
+            max_shared_encoder_tokens=hardware.max_shared_encoder_tokens,
         )
     if config.kv_backing == "torch":
         with phases("recapture"):

@@ -125,7 +125,8 @@ class Settings(BaseSettings):
     )
     encoder_attention_backend: Literal["auto", "varlen", "sdpa"] = Field("auto", description="the encoder's attention")
     one_row_backend: Literal["auto", "triton", "numpy", "torch"] = Field(
-        "auto", description="what runs decode steps of one sequence; torch: the layers themselves"
+        "auto",
+        description="what runs decode steps of one sequence (numpy: of a few, too); torch: the layers themselves",
     )
     compile: Literal["auto", "on", "off"] = Field("auto", description="compile the layers; auto: on CUDA; off: plain")
     load_format: Literal["auto", "random"] = Field("auto", description="random makes weights up, for measurements")

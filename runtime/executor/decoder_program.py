@@ -30,8 +30,10 @@ class Decoder(Protocol):
         """Embeddings [T, D]."""
         ...
 
-    def forward(self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention) -> Tensor:
-        """Hidden states [T, D] after the last norm."""
+    def forward(
+        self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention, rows_S: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states after the last norm: [T, D], or [S, D] of the rows that are wanted."""
         ...
 
     def logits(self, hidden_SD: Tensor) -> Tensor:

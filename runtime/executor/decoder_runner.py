@@ -231,13 +231,12 @@ class DecoderRunner:
     def _eager_logits(self, batch: StepBatch) -> Tensor | None:
         embeds_TD = self._embed(batch)
         positions_3T = self._buffers.positions_3T.device[:, : batch.padded_tokens]
-        hidden_TD = self._decoder.forward(embeds_TD, positions_3T, self._attention)
         num_sampling = len(batch.sampling_B)
-        if num_sampling == 0:
-            return None
-        if num_sampling < batch.padded_tokens:
-            hidden_TD = hidden_TD.index_select(0, self._buffers.logits_index_S.device[:num_sampling])
-        return self._decoder.logits(hidden_TD)
+        # Where nobody samples a row is computed that nobody reads.
+        rows_S = self._buffers.logits_index_S.device[: max(1, num_sampling)]
+        is_every_row = num_sampling == batch.padded_tokens
+        hidden_SD = self._decoder.forward(embeds_TD, positions_3T, self._attention, None if is_every_row else rows_S)
+        return self._decoder.logits(hidden_SD) if num_sampling else None
 
     def _embed(self, batch: StepBatch) -> Tensor:
         """Embeddings [T, D] of the step's tokens, with image rows in the places of placeholders."""

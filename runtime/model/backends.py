@@ -190,7 +190,8 @@ def choose_encoder_attention(
 
 
 def choose_one_row(wanted: OneRowBackend, *, facts: DeviceFacts, dtype: torch.dtype, has_graphs: bool) -> OneRowChoice:
-    """What runs the decoder's steps of one row. `has_graphs`: whether such steps are replayed.
+    """What runs the decoder's steps of one row; `numpy` runs those of a few rows too, where products are packed
+    (`batch_decoder`). `has_graphs`: whether such steps are replayed.
 
     Raises:
         ConfigError: what was asked for cannot run here; says why.

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 # Products are computed with these numbers of rows, one after the other where there are more.
-ROWS = (2, 4, 8, 16, 32, 128)
+ROWS = (2, 4, 8, 16, 32, 96, 128, 256)
+
+# What one more product costs, in rows, with what it takes to put the results together.
+_PIECE_ROWS = 10
 
 # How many rows a weight is packed for: the layout is as good for any other number (docs/decisions.md).
 _TYPICAL_ROWS = 32
@@ -24,13 +27,21 @@ def is_available() -> bool:
     return has_library and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def _cheapest() -> tuple[tuple[int, ...], ...]:
+    """For each number of rows below the largest of `ROWS`, the pieces that cost least, large ones first."""
+    cheapest: list[tuple[int, ...]] = [()]
+    for num_rows in range(1, ROWS[-1]):
+        choices = [(rows, *cheapest[max(0, num_rows - rows)]) for rows in reversed(ROWS)]
+        cheapest.append(min(choices, key=lambda pieces: sum(pieces) + _PIECE_ROWS * len(pieces)))
+    return tuple(cheapest)
+
+
+_CHEAPEST = _cheapest()
+
+
 def pieces_of(num_rows: int) -> list[int]:
     """The numbers of rows that a product of `num_rows` is computed with; the last may have room for more rows."""
-    pieces = [ROWS[-1]] * (num_rows // ROWS[-1])
-    num_rows %= ROWS[-1]
-    pieces += [ROWS[-2]] * (num_rows // ROWS[-2])
-    num_rows %= ROWS[-2]
-    return pieces + [next(rows for rows in ROWS if rows >= num_rows)] * (num_rows > 0)
+    return [ROWS[-1]] * (num_rows // ROWS[-1]) + list(_CHEAPEST[num_rows % ROWS[-1]])
 
 
 class PackedWeight:
@@ -41,7 +52,7 @@ class PackedWeight:
         num_outputs, num_inputs = weight.shape
         bias = weight.new_zeros(num_outputs) if has_bias else None
         for rows in ROWS:
-            self._multiply(weight.new_zeros((rows, num_inputs)), bias)
+            self.multiply(weight.new_zeros((rows, num_inputs)), bias)
 
     @property
     def nbytes(self) -> int:
@@ -59,13 +70,14 @@ class PackedWeight:
             padded[num_rows:] = 0
             rows = padded
         if len(pieces) == 1:
-            product = self._multiply(rows, bias)
+            product = self.multiply(rows, bias)
         else:
-            product = torch.cat([self._multiply(piece, bias) for piece in torch.split(rows, pieces)])
+            product = torch.cat([self.multiply(piece, bias) for piece in torch.split(rows, pieces)])
         if num_padded > num_rows:
             product = product[:num_rows]
         return product.view(*x.shape[:-1], -1) if x.dim() > 2 else product
 
-    def _multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """`product` of a number of rows that is one of `ROWS`."""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
         return product

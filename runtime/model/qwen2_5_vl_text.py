@@ -112,12 +112,19 @@ class TextDecoder(nn.Module):
         """Rows [T, D] of tokens [T]."""
         return self.embedding_VD.index_select(0, token_ids_T)
 
-    def forward(self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention) -> Tensor:
-        """Hidden rows [T, D] after the last norm. `attention.plan` was called for this step.
+    def forward(
+        self,
+        embeds_TD: Tensor,
+        positions_3T: Tensor,
+        attention: DecoderAttention,
+        rows_S: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden rows [T, D] after the last norm, or [S, D] of `rows_S`. `attention.plan` was called for this step.
 
         Args:
             embeds_TD: rows of tokens, those of images replaced by the encoder's.
             positions_3T: positions along time, height and width; equal for text.
+            rows_S: the rows that are wanted, at least one; the last layer is spared its MLP for the others.
         """
         # Tokens first, so that a token's table lies in one piece.
         angles = positions_3T.t().float().index_select(1, self.frequency_axes) * self.inverse_frequencies
@@ -131,7 +138,8 @@ class TextDecoder(nn.Module):
             attended_THE = attention.forward(layer.index, *qkv)
             hidden_TD, qkv = self.between(layer, following, hidden_TD, attended_THE, cos, sin)
         last = self.layers[-1]
-        return self.norm.forward(last.after(hidden_TD, attention.forward(last.index, *qkv)))
+        attended_THE = attention.forward(last.index, *qkv)
+        return self.norm.forward(last.after(_rows(hidden_TD, rows_S), _rows(attended_THE, rows_S)))
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """Float32 [S, V] of rows that `forward` gave."""
@@ -148,6 +156,10 @@ class TextDecoder(nn.Module):
         if not self.config.tie_word_embeddings:
             targets["lm_head.weight"] = WeightTarget.into(self.head_VD.data)
         return targets
+
+
+def _rows(x: Tensor, rows_S: Tensor | None) -> Tensor:
+    return x if rows_S is None else x.index_select(0, rows_S)
 
 
 class DecoderLayer(nn.Module):

@@ -42,11 +42,11 @@ class _Layer:
         assert layer.qkv.bias is not None
         return cls(
             index=layer.index,
-            input_norm=_norm_weight(layer.input_norm),
+            input_norm=norm_weight(layer.input_norm),
             qkv=_matrix(layer.qkv.weight),
             qkv_bias=layer.qkv.bias.data.numpy(),
             out=_matrix(layer.out.weight),
-            post_norm=_norm_weight(layer.post_norm),
+            post_norm=norm_weight(layer.post_norm),
             gate_up=_matrix(layer.mlp.gate_up.weight),
             down=_matrix(layer.mlp.down.weight),
         )
@@ -57,9 +57,9 @@ class RowDecoder:
 
     def __init__(self, decoder: TextDecoder) -> None:
         config = decoder.config
-        self._decoder = decoder
+        self.decoder = decoder
         self._layers = [_Layer.of(layer) for layer in decoder.layers]
-        self._norm = _norm_weight(decoder.norm)
+        self._norm = norm_weight(decoder.norm)
         self._head_DV = _matrix(decoder.head_VD)
         self._axes: NDArray[np.int64] = decoder.frequency_axes.numpy()
         self._frequencies: Array = decoder.inverse_frequencies.numpy()
@@ -87,19 +87,27 @@ class RowDecoder:
         self._gate, self._up = np.split(self._gate_up, 2)
         self._activated: Array = np.empty_like(self._gate)
 
-    def embed(self, token_ids_T: Tensor) -> Tensor:
-        return self._decoder.embed(token_ids_T)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays that are kept from step to step."""
+        kept = (self._hidden, self._normed, self._delta, self._qkv, self._rotated_A2E, self._turned_A2E)
+        return sum(array.nbytes for array in (*kept, self._attended, self._gate_up, self._activated))
 
-    def forward(self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention) -> Tensor:
+    def embed(self, token_ids_T: Tensor) -> Tensor:
+        return self.decoder.embed(token_ids_T)
+
+    def forward(
+        self, embeds_TD: Tensor, positions_3T: Tensor, attention: DecoderAttention, rows_S: Tensor | None = None
+    ) -> Tensor:
         if len(embeds_TD) != 1 or not isinstance(attention, RowAttention) or not attention.can_attend_row:
-            return self._decoder.forward(embeds_TD, positions_3T, attention)
+            return self.decoder.forward(embeds_TD, positions_3T, attention, rows_S)
         # exp(-x) of a gate far below zero is infinite, and the gate then 0, as it should.
         with np.errstate(over="ignore"):
             return torch.from_numpy(self._forward(embeds_TD.numpy()[0], positions_3T.numpy()[:, 0], attention))
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         if len(hidden_SD) != 1:
-            return self._decoder.logits(hidden_SD)
+            return self.decoder.logits(hidden_SD)
         return torch.from_numpy(np.dot(hidden_SD.numpy(), self._head_DV))
 
     def _forward(self, embeds: Array, positions_3: NDArray[np.int64], attention: RowAttention) -> Array:
@@ -155,7 +163,8 @@ def _matrix(weight: Tensor) -> Array:
     return array
 
 
-def _norm_weight(norm: RMSNorm) -> Array:
+def norm_weight(norm: RMSNorm) -> Array:
+    """The weight [D] of a norm, with the factor that `EagerRMSNorm` says."""
     assert isinstance(norm, EagerRMSNorm), "only float32 on a CPU has rows in NumPy"
     array: Array = norm.weight.data.numpy()
     return array

@@ -15,21 +15,24 @@ class EncoderStep:
     Args:
         cache: the accounts, changed by `commit` only.
         max_tokens: output tokens that the encoder may compute in this step.
+        max_shared_tokens: the same for several images; one that is larger has a step of its own.
     """
 
-    def __init__(self, cache: EncoderCache, *, max_tokens: int) -> None:
+    def __init__(self, cache: EncoderCache, *, max_tokens: int, max_shared_tokens: int | None = None) -> None:
         self.images: list[ScheduledImage] = []
         self.num_queries = 0
         self.num_hits = 0
         self._cache = cache
-        self._budget = max_tokens
+        self._max_tokens = max_tokens
+        self._max_shared_tokens = max_tokens if max_shared_tokens is None else min(max_tokens, max_shared_tokens)
+        self._num_tokens = 0
         self._is_room_claimed = False
 
     def limit(self, state: RequestState, start: int, end: int) -> int:
         """Where the chunk of tokens `start` .. `end` must end, at least `start`: before the first image that does not
         fit. Takes nothing."""
         room = 0 if self._is_room_claimed else self._cache.room
-        budget = self._budget
+        num_tokens = self._num_tokens
         pending: set[bytes] = set()
         for image in state.images[state.images_end :]:
             place = image.placeholder
@@ -42,11 +45,13 @@ class EncoderStep:
             if place.length > room:
                 self._is_room_claimed = True
                 return max(start, place.offset)
-            if is_missing and place.length > budget:
-                return max(start, place.offset)
+            if is_missing:
+                limit = self._max_shared_tokens if num_tokens else self._max_tokens
+                if num_tokens + place.length > limit:
+                    return max(start, place.offset)
+                num_tokens += place.length
             # A kept image takes room too: referenced, it can no longer be evicted for another.
             room -= place.length
-            budget -= place.length if is_missing else 0
             pending.add(image_hash)
         return end
 
@@ -74,7 +79,7 @@ class EncoderStep:
                 continue
             num_tokens = image.placeholder.length
             self._cache.allocate(image.image_hash, num_tokens)
-            self._budget -= num_tokens
+            self._num_tokens += num_tokens
             self.images.append(
                 ScheduledImage(
                     request_id=state.request_id,

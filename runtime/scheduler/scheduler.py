@@ -40,6 +40,8 @@ class Scheduler:
         enable_prefix_caching: share blocks of equal content.
         allocates_ahead: give a decoding request the block for the token after its next one, where there is plenty: its
             executor may launch the step after this one before it is scheduled.
+        max_shared_encoder_tokens: output tokens of the images that a step encodes, if they are several; `None`: as many
+            as of one. Where several take as long together as one by one, the first requests need not wait for the last.
         clock: seconds since the epoch.
     """
 
@@ -53,12 +55,14 @@ class Scheduler:
         encoder_cache_tokens: int,
         enable_prefix_caching: bool = True,
         allocates_ahead: bool = False,
+        max_shared_encoder_tokens: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._limits = limits
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         self._allocates_ahead = allocates_ahead
+        self._max_shared_encoder_tokens = max_shared_encoder_tokens
         self._blocks = BlockManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
         self._encoder_cache = EncoderCache(encoder_cache_tokens)
         self._states: dict[str, RequestState] = {}
@@ -79,6 +83,7 @@ class Scheduler:
         eos_token_ids: Iterable[int],
         num_blocks: int,
         allocates_ahead: bool = False,
+        max_shared_encoder_tokens: int | None = None,
     ) -> "Scheduler":
         """A scheduler for a resolved configuration and the KV cache that the memory plan gave."""
         return cls(
@@ -87,6 +92,7 @@ class Scheduler:
             num_blocks=num_blocks,
             block_size=config.engine.block_size,
             encoder_cache_tokens=config.encoder_cache_tokens,
+            max_shared_encoder_tokens=max_shared_encoder_tokens,
             enable_prefix_caching=config.engine.enable_prefix_caching,
             allocates_ahead=allocates_ahead,
         )
@@ -137,7 +143,11 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decides the next step. An empty output means that nothing could be done; `update` it all the same."""
-        encoder = EncoderStep(self._encoder_cache, max_tokens=self._limits.max_encoder_tokens_per_step)
+        encoder = EncoderStep(
+            self._encoder_cache,
+            max_tokens=self._limits.max_encoder_tokens_per_step,
+            max_shared_tokens=self._max_shared_encoder_tokens,
+        )
         scheduled: list[ScheduledRequest] = []
         num_preemptions = self._counters.num_preemptions
         budget = self._schedule_running(scheduled, encoder)

@@ -22,7 +22,9 @@ from runtime.executor.graph_backend import EmulatedBackend
 from runtime.executor.graphs import GraphSet, decoder_buckets, encoder_buckets, should_run_ahead
 from runtime.executor.kv_cache import KVCache, kv_layout
 from runtime.executor.model_runner import ModelRunner
+from runtime.model import packed
 from runtime.model.attention import CacheAttention
+from runtime.model.batch_decoder import BatchDecoder
 from runtime.model.flashinfer_attention import AttentionLimits
 from runtime.model.loader import LoadedModel, load_model
 from runtime.model.row_attention import RowAttention
@@ -86,6 +88,9 @@ class EngineFactory:
             directory, vocab_size=self.config.text.vocab_size, eos_token_ids=self.config.eos_token_ids
         )
         self._model: LoadedModel = load_model(directory, self.config, dtype=torch.float32, device=CPU)
+        self._packed: LoadedModel = load_model(directory, self.config, dtype=torch.float32, device=CPU)
+        if packed.is_available():
+            self._packed.pack_products()
 
     def build(
         self,
@@ -122,7 +127,7 @@ class EngineFactory:
         )
         encoder_graphs = self._encoder_graphs(resolved)
         runner = ModelRunner(
-            decoder=RowDecoder(self._model.text) if has_numpy_rows else self._model.text,
+            decoder=self._numpy_decoder() if has_numpy_rows else self._model.text,
             attention=attention,
             encoder=EncoderRunner(
                 EncoderProgram(self._model.vision, vision, CPU),
@@ -161,6 +166,12 @@ class EngineFactory:
             allocates_ahead=should_run_ahead(engine, CPU),
         )
         return InProcessEngine(scheduler, runner, store, encoder_graphs, decoder_graphs)
+
+    def _numpy_decoder(self) -> RowDecoder | BatchDecoder:
+        """As a start puts it together, packed products included where torch has them."""
+        assert self._packed.text is not None
+        rows = RowDecoder(self._packed.text)
+        return BatchDecoder(rows) if packed.is_available() else rows
 
     def _encoder_graphs(self, resolved: ResolvedConfig) -> GraphSet[StaticEncoderInputs]:
         if resolved.engine.enforce_eager:

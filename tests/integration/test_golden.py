@@ -94,11 +94,12 @@ def test_request_alone_equals_transformers(
     assert engine.finish() == expect(references, [name])
 
 
+@pytest.mark.parametrize("has_numpy_rows", [True, False])
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 8])
 def test_mixed_batch_equals_transformers(
-    max_num_seqs: int, factory: EngineFactory, references: dict[str, list[int]], add: Add
+    max_num_seqs: int, has_numpy_rows: bool, factory: EngineFactory, references: dict[str, list[int]], add: Add
 ) -> None:
-    engine = factory.build(max_num_seqs=max_num_seqs)
+    engine = factory.build(max_num_seqs=max_num_seqs, has_numpy_rows=has_numpy_rows)
     for name in CASES:
         add(engine, name)
     assert engine.finish() == references

@@ -34,8 +34,9 @@ def test_rows_are_computed_in_few_numbers() -> None:
         pieces = pieces_of(count)
         assert set(pieces) <= set(ROWS)
         assert sum(pieces[:-1]) < count <= sum(pieces) <= 2 * count
-    assert pieces_of(93) == [32, 32, 32]
-    assert pieces_of(264) == [128, 128, 8]
+    assert pieces_of(93) == [96]
+    assert pieces_of(264) == [256, 8]
+    assert pieces_of(65) == [32, 32, 2]
 
 
 def test_no_memory_grows_with_new_numbers_of_rows() -> None:

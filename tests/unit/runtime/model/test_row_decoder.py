@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.model.batch_decoder import BatchDecoder
 from runtime.model.loader import LoadedModel
 from runtime.model.qwen2_5_vl_text import TextDecoder
 from runtime.model.row_attention import MAX_ROW_LENGTH, RowAttention
@@ -19,9 +20,11 @@ Part = tuple[int, int, int]  # sequence, first and last token
 class Twins:
     """The decoder in both ways, each with a cache of its own; `run` demands that they agree."""
 
-    def __init__(self, text: TextDecoder, lengths: Sequence[int], block_size: int) -> None:
+    def __init__(
+        self, text: TextDecoder, lengths: Sequence[int], block_size: int, rows: RowDecoder | BatchDecoder | None = None
+    ) -> None:
         config = text.config
-        self.text, self.rows = text, RowDecoder(text)
+        self.text, self.rows = text, rows or RowDecoder(text)
         self.sequences = Sequences(lengths, block_size)
         self.caches = [
             Cache(
@@ -39,10 +42,12 @@ class Twins:
         # Three axes of positions that differ, as behind a picture.
         self.positions = [torch.stack([torch.arange(n) + 7, torch.arange(n) * 2, torch.arange(n)]) for n in lengths]
 
-    def run(self, step: Sequence[Part]) -> None:
-        batch = self.sequences.batch(step)
-        ids = torch.cat([self.token_ids[index][start:end] for index, start, end in step])
-        positions = torch.cat([self.positions[index][:, start:end] for index, start, end in step], dim=1)
+    def run(self, step: Sequence[Part], *, num_padding: int = 0) -> None:
+        batch = self.sequences.batch(step, num_padding=num_padding)
+        padding = torch.zeros(num_padding, dtype=torch.int64)
+        ids = torch.cat([*(self.token_ids[index][start:end] for index, start, end in step), padding])
+        parts = [self.positions[index][:, start:end] for index, start, end in step]
+        positions = torch.cat([*parts, padding.expand(3, -1)], dim=1)
         self.plain.plan(batch)
         expected = self.text(self.text.embed(ids), positions, self.plain)
         self.row_attention.plan(batch)

@@ -64,6 +64,17 @@ def test_logits_equal_transformers(
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("wanted", [[8], [0, 3, 8], list(range(9))])
+def test_wanted_rows_are_those_of_the_whole_step(model: LoadedModel, wanted: list[int]) -> None:
+    assert model.text is not None
+    embeds = model.text.embed(torch.randint(0, 256, (9,)))
+    positions, rows = torch.arange(9).expand(3, -1), torch.tensor(wanted)
+    attention = DenseSdpaAttention()
+    attention.plan(whole_prompt(9))
+    whole = model.text(embeds, positions, attention)
+    torch.testing.assert_close(model.text(embeds, positions, attention, rows), whole[rows], rtol=1e-5, atol=1e-5)
+
+
 def test_sequences_of_one_step_do_not_see_each_other(model: LoadedModel) -> None:
     assert model.text is not None
     token_ids = torch.randint(0, 256, (12,), generator=torch.Generator().manual_seed(0))

@@ -57,6 +57,7 @@ def scheduler(
     num_blocks: int = 65,
     encoder_cache_tokens: int = 64,
     enable_prefix_caching: bool = True,
+    max_shared_encoder_tokens: int | None = None,
 ) -> Scheduler:
     return Scheduler(
         SchedulerLimits(
@@ -70,6 +71,7 @@ def scheduler(
         block_size=BLOCK_SIZE,
         encoder_cache_tokens=encoder_cache_tokens,
         enable_prefix_caching=enable_prefix_caching,
+        max_shared_encoder_tokens=max_shared_encoder_tokens,
         clock=lambda: 12.5,
     )
 

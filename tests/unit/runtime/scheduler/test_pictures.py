@@ -49,6 +49,22 @@ def test_the_chunk_ends_before_a_picture_beyond_the_encoders_tokens_of_a_step() 
     assert [parts(step(target)[0]) for _ in range(2)] == [[("r", 0, 8)], [("r", 8, 12)]]
 
 
+def test_pictures_share_a_step_up_to_a_limit_and_a_larger_one_has_its_own() -> None:
+    target = scheduler(max_shared_encoder_tokens=8, enable_prefix_caching=False)
+    for name, size in (("a", 3), ("b", 5), ("c", 1), ("d", 9)):
+        target.add(request(name, size + 1, images=[picture(name, 0, size)], max_tokens=1))
+    encoded = [[image.request_id for image in step(target)[0].images] for _ in range(3)]
+    assert encoded == [["a", "b"], ["c"], ["d"]]
+
+
+def test_a_picture_that_has_to_wait_holds_back_no_text_and_no_decoding() -> None:
+    target = scheduler(max_shared_encoder_tokens=4, enable_prefix_caching=False)
+    target.add(request("a", 5, images=[picture("x", 0, 4)], max_tokens=3))
+    target.add(request("b", 8, images=[picture("y", 2, 4)], max_tokens=3))
+    assert parts(step(target)[0]) == [("a", 0, 5), ("b", 0, 2)]
+    assert parts(step(target)[0]) == [("a", 5, 1), ("b", 2, 6)]
+
+
 def test_a_kept_picture_needs_no_encoder_tokens() -> None:
     target = scheduler(max_encoder_tokens_per_step=6, enable_prefix_caching=False)
     target.add(request("a", 8, images=[picture("x", 0, 6)], max_tokens=1))

@@ -91,6 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(3, 16),
         encoder_cache_tokens=st.sampled_from([5, 9, 12, 30]),
         max_encoder_tokens_per_step=st.sampled_from([5, 9, 30]),
+        max_shared_encoder_tokens=st.sampled_from([None, 1, 4, 8]),
         enable_prefix_caching=st.booleans(),
     )
     def start(self, max_num_seqs: int, more_tokens: int, encoder_cache_tokens: int, **limits: Any) -> None:
