@@ -51,8 +51,9 @@ class LayerKernels(Protocol):
         cos: Tensor,
         sin: Tensor,
         attention: DecoderAttention,
+        rows_S: Tensor | None = None,
     ) -> Tensor:
-        """Rows [T, D] after the last layer."""
+        """Rows [T, D] after the last layer, or [S, D] of `rows_S`."""
         ...
 
 
@@ -132,14 +133,14 @@ class TextDecoder(nn.Module):
         hidden_TD = embeds_TD
         kernels = self.row_kernels if len(embeds_TD) == 1 else self.rows_kernels
         if kernels is not None:
-            return self.norm.forward(kernels.forward(self.layers, hidden_TD, cos, sin, attention))
+            return self.norm.forward(kernels.forward(self.layers, hidden_TD, cos, sin, attention, rows_S))
         qkv = self.layers[0].before(hidden_TD, cos, sin)
         for layer, following in pairwise(self.layers):
             attended_THE = attention.forward(layer.index, *qkv)
             hidden_TD, qkv = self.between(layer, following, hidden_TD, attended_THE, cos, sin)
         last = self.layers[-1]
         attended_THE = attention.forward(last.index, *qkv)
-        return self.norm.forward(last.after(_rows(hidden_TD, rows_S), _rows(attended_THE, rows_S)))
+        return self.norm.forward(last.after(wanted_rows(hidden_TD, rows_S), wanted_rows(attended_THE, rows_S)))
 
     def logits(self, hidden_SD: Tensor) -> Tensor:
         """Float32 [S, V] of rows that `forward` gave."""
@@ -158,7 +159,8 @@ class TextDecoder(nn.Module):
         return targets
 
 
-def _rows(x: Tensor, rows_S: Tensor | None) -> Tensor:
+def wanted_rows(x: Tensor, rows_S: Tensor | None) -> Tensor:
+    """Those rows of `x`; `None`: all."""
     return x if rows_S is None else x.index_select(0, rows_S)
 
 

@@ -49,8 +49,10 @@ class TritonRow:
         cos: Tensor,
         sin: Tensor,
         attention: DecoderAttention,
+        rows_S: Tensor | None = None,
     ) -> Tensor:
-        """The row [1, D] after the last layer. Keys and values are stored on the way, where attention says where."""
+        """The row [1, D] after the last layer, which is the one of `rows_S`. Keys and values are stored on the way,
+        where attention says where."""
         for layer in layers:
             if isinstance(attention, PlacedAttention):
                 cache, slots_T = attention.place(layer.index)

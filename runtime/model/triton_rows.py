@@ -23,7 +23,7 @@ from torch import Tensor
 
 from runtime.model.attention import DecoderAttention, PlacedAttention
 from runtime.model.layers import rotary_tables
-from runtime.model.qwen2_5_vl_text import DecoderLayer, QueryKeyValue
+from runtime.model.qwen2_5_vl_text import DecoderLayer, QueryKeyValue, wanted_rows
 
 SWIGLU_BLOCK = 1024
 
@@ -38,8 +38,10 @@ class TritonRows:
         cos: Tensor,
         sin: Tensor,
         attention: DecoderAttention,
+        rows_S: Tensor | None = None,
     ) -> Tensor:
-        """Rows [T, D] after the last layer. Keys and values are stored on the way, where attention says where."""
+        """Rows [T, D] after the last layer, or [S, D] of `rows_S`. Keys and values are stored on the way, where
+        attention says where."""
         # Asking a protocol costs as much as an operator: once a step.
         placed = attention if isinstance(attention, PlacedAttention) else None
         for index, layer in enumerate(layers):
@@ -50,6 +52,8 @@ class TritonRows:
                 attended_THE = placed.attend(layer.index, qkv_THE[:, : layer.num_heads])
             else:
                 attended_THE = attention.forward(layer.index, *self._rotated(layer, qkv_THE, cos, sin))
+            if layer is layers[-1] and rows_S is not None:
+                hidden_TD, attended_THE = wanted_rows(hidden_TD, rows_S), wanted_rows(attended_THE, rows_S)
             # The embeddings stay as they are: a graph reads them again.
             hidden_TD = self._after(layer, hidden_TD, attended_THE, is_inplace=index > 0)
         return hidden_TD

@@ -113,3 +113,6 @@ def test_keys_and_values_go_to_their_slots(name: str, num_rows: int, layer: tupl
     for kind, rows in enumerate((k_TKE, v_TKE)):
         assert relative_error(cache[slots // block_size, kind, slots % block_size], rows) < TOLERANCE
     assert int((cache[:, 0].abs().sum((-1, -2)) > 0).sum()) == num_rows
+    wanted = torch.tensor([num_rows - 1, 0][:num_rows], device=CUDA)
+    some = build(name).forward([plain], hidden, cos, sin, Slots(cache, slots), wanted)
+    assert relative_error(some, plain.after(hidden, q_THE)[wanted]) < TOLERANCE

@@ -1,13 +1,16 @@
 """The text decoder against transformers' forward: text, one image, three images, on the plain attention."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from runtime.model.attention import AttentionBatch
+from runtime.model.attention import AttentionBatch, DecoderAttention
 from runtime.model.loader import LoadedModel
+from runtime.model.qwen2_5_vl_text import DecoderLayer
 from runtime.model.sdpa import DenseSdpaAttention
 
 
@@ -73,6 +76,48 @@ def test_wanted_rows_are_those_of_the_whole_step(model: LoadedModel, wanted: lis
     attention.plan(whole_prompt(9))
     whole = model.text(embeds, positions, attention)
     torch.testing.assert_close(model.text(embeds, positions, attention, rows), whole[rows], rtol=1e-5, atol=1e-5)
+
+
+class PlainKernels:
+    """Kernels that are the layers themselves."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+
+    def warm_up(self, layer: DecoderLayer) -> None: ...
+
+    def forward(
+        self,
+        layers: Sequence[DecoderLayer],
+        hidden_TD: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attention: DecoderAttention,
+        rows_S: Tensor | None = None,
+    ) -> Tensor:
+        self.num_steps += 1
+        for layer in layers:
+            hidden_TD = layer.after(hidden_TD, attention.forward(layer.index, *layer.before(hidden_TD, cos, sin)))
+        return hidden_TD if rows_S is None else hidden_TD[rows_S]
+
+
+@pytest.mark.parametrize("wanted", [None, [8], [0, 3, 8]])
+def test_kernels_stand_in_for_the_layers_and_are_told_the_wanted_rows(
+    model: LoadedModel, wanted: list[int] | None
+) -> None:
+    assert model.text is not None
+    embeds = model.text.embed(torch.randint(0, 256, (9,)))
+    positions, rows = torch.arange(9).expand(3, -1), None if wanted is None else torch.tensor(wanted)
+    attention, kernels = DenseSdpaAttention(), PlainKernels()
+    attention.plan(whole_prompt(9))
+    expected = model.text(embeds, positions, attention, rows)
+    model.text.use_kernels(row=None, rows=kernels)
+    try:
+        found = model.text(embeds, positions, attention, rows)
+    finally:
+        model.text.use_kernels(row=None, rows=None)
+    assert kernels.num_steps == 1
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_sequences_of_one_step_do_not_see_each_other(model: LoadedModel) -> None:

@@ -72,6 +72,9 @@ def layers_agree_around_attention(kernels: TritonRow | TritonRows, attention: Su
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(attention.blocks, plain.blocks, rtol=5e-3, atol=5e-3)
     assert torch.equal(hidden, given)
+    wanted = torch.tensor([num_rows - 1, 0])[:num_rows]
+    some = kernels.forward(layers, hidden, cos, sin, attention, wanted)
+    torch.testing.assert_close(some, expected[wanted], rtol=2e-2, atol=2e-2)
     assert all(int((layer[:, 0].abs().sum((-1, -2)) > 0).sum()) == num_rows for layer in plain.blocks.unbind(1))
 
 
