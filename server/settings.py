@@ -126,9 +126,12 @@ class Settings(BaseSettings):
     encoder_attention_backend: Literal["auto", "varlen", "sdpa"] = Field("auto", description="the encoder's attention")
     one_row_backend: Literal["auto", "triton", "numpy", "torch"] = Field(
         "auto",
-        description="what runs decode steps of one sequence (numpy: of a few, too); torch: the layers themselves",
+        description="what runs decode steps of one sequence (numpy: of a few, too); torch: what runs the others",
     )
-    compile: Literal["auto", "on", "off"] = Field("auto", description="compile the layers; auto: on CUDA; off: plain")
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="compile the layers; auto: on CUDA the encoder's, and fused kernels for the decoder's; off: plain",
+    )
     load_format: Literal["auto", "random"] = Field("auto", description="random makes weights up, for measurements")
 
     # Limits of a request and of a step.
