@@ -109,15 +109,15 @@ def choose_kernels(config: EngineConfig, model: ModelConfig, *, device: torch.de
         ConfigError: what was asked for cannot run here.
     """
     facts = DeviceFacts.of(device)
+    attention = choose_attention(config.attention_backend, facts=facts, dtype=dtype, text=model.text)
+    has_graphs = config.decoder_graphs != "none" and not config.enforce_eager and attention.can_capture
     kernels = Kernels(
         facts=facts,
-        attention=choose_attention(config.attention_backend, facts=facts, dtype=dtype, text=model.text),
+        attention=attention,
         encoder_attention=choose_encoder_attention(
             config.encoder_attention_backend, facts=facts, dtype=dtype, vision=model.vision
         ),
-        one_row=choose_one_row(
-            config.one_row_backend, facts=facts, dtype=dtype, has_graphs=config.decoder_graphs != "none"
-        ),
+        one_row=choose_one_row(config.one_row_backend, facts=facts, dtype=dtype, has_graphs=has_graphs),
         is_compiled=should_compile(config.compile, facts=facts),
         is_fused=should_fuse(config.compile, facts=facts, dtype=dtype),
         is_packed=should_pack(config.compile, facts=facts, dtype=dtype),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime.checkpoint import TextConfig, VisionConfig, read_model_config
-from runtime.config import ConfigError, OneRowBackend
+from runtime.config import ConfigError, EngineConfig, OneRowBackend
 from runtime.model import packed
 from runtime.model.backends import (
     DeviceFacts,
@@ -16,6 +16,7 @@ from runtime.model.backends import (
     build_encoder_attention,
     choose_attention,
     choose_encoder_attention,
+    choose_kernels,
     choose_one_row,
     should_compile,
     should_fuse,
@@ -112,6 +113,30 @@ def test_one_row_goes_through_triton_where_its_tiles_were_measured() -> None:
 def test_one_row_stays_with_torch_where_no_graph_replays_it() -> None:
     choice = choose_one_row("auto", facts=HOPPER, dtype=torch.bfloat16, has_graphs=False)
     assert (choice.backend, "without decoder graphs" in choice.reason) == ("torch", True)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "backend"),
+    [
+        ({}, "triton"),
+        ({"decoder_graphs": "none"}, "torch"),
+        ({"enforce_eager": True}, "torch"),
+        ({"attention_backend": "sdpa"}, "torch"),
+    ],
+)
+def test_a_start_without_decoder_graphs_has_no_kernels_for_them_whatever_the_reason(
+    knobs: dict[str, Any],
+    backend: str,
+    tiny_checkpoint: Path,
+    published: tuple[TextConfig, VisionConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DeviceFacts, "of", lambda device: HOPPER)
+    text, vision = published
+    model = replace(read_model_config(tiny_checkpoint), text=text, vision=vision)
+    config = EngineConfig(model="any", **knobs)
+    kernels = choose_kernels(config, model, device=torch.device("cuda", 0), dtype=torch.bfloat16)
+    assert kernels.one_row.backend == backend
 
 
 def test_one_row_goes_through_numpy_on_one_thread_of_a_cpu() -> None:
