@@ -91,10 +91,27 @@ def default_sample(min_tokens: int, max_tokens: int) -> tuple[int, ...]:
     return tuple(int(tokens) for tokens in np.rint(steps))
 
 
-def steps_of(sample: Sequence[int], *, max_items: int, seed: int = 0) -> list[tuple[int, ...]]:
-    """Images that come to the encoder together: drawn from the sample, one to `max_items` of them."""
+def steps_of(
+    sample: Sequence[int], *, max_items: int, max_shared_tokens: int | None = None, seed: int = 0
+) -> list[tuple[int, ...]]:
+    """Images that come to the encoder together: drawn from the sample, one to `max_items` of them, and parted where the
+    scheduler would (`max_shared_tokens`: see `EncoderStep`)."""
     generator = np.random.default_rng(seed)
-    return [tuple(generator.choice(sample, 1 + index % max_items).tolist()) for index in range(NUM_STEPS)]
+    drawn = [generator.choice(sample, 1 + index % max_items).tolist() for index in range(NUM_STEPS)]
+    if max_shared_tokens is None:
+        return [tuple(images) for images in drawn]
+    return [step for images in drawn for step in _parted(images, max_shared_tokens)]
+
+
+def _parted(images: Sequence[int], max_shared_tokens: int) -> list[tuple[int, ...]]:
+    """In order, several to a step as long as they have no more tokens together."""
+    steps: list[tuple[int, ...]] = []
+    for tokens in images:
+        if steps and sum(steps[-1]) + tokens <= max_shared_tokens:
+            steps[-1] += (tokens,)
+        else:
+            steps.append((tokens,))
+    return steps
 
 
 def candidates(sample: Sequence[int], ladder: Sequence[int], *, max_tokens: int) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from runtime.config import MIB, ConfigError, EngineConfig, ResolvedConfig, resol
 from runtime.executor.arena import retry_on_empty_cache
 from runtime.executor.encoder_runner import EncoderRunner
 from runtime.executor.graphs import should_capture_encoder
+from runtime.hardware import MAX_SHARED_ENCODER_TOKENS
 from runtime.ladder import Measured, Outlook, Rung, candidates, default_sample, outlook, steps_of, tuned_ladder
 from runtime.log import configure_logging
 from runtime.processing.image_processor import smart_resize
@@ -61,7 +62,13 @@ def tune(order: TuneOrder) -> dict[str, Any]:
     encoder = engine._encoder
     assert isinstance(encoder, EncoderRunner)
     measured = measure(encoder, engine.info, sample, max_items=config.encoder_graph_max_items)
-    steps = steps_of(sample, max_items=config.encoder_graph_max_items, seed=config.seed)
+    shares_freely = config.mm_encoder_only or engine.info.device != "cpu"
+    steps = steps_of(
+        sample,
+        max_items=config.encoder_graph_max_items,
+        max_shared_tokens=None if shares_freely else MAX_SHARED_ENCODER_TOKENS,
+        seed=config.seed,
+    )
     memory_bytes = shared_bytes(engine.info.memory)
     captured = {rung.tokens for rung in measured.rungs}
     in_use = [tokens for tokens in current if tokens in captured]

@@ -103,3 +103,12 @@ def test_steps_are_seeded_and_of_every_number_of_images() -> None:
     steps = steps_of((5, 6, 7), max_items=3)
     assert steps == steps_of((5, 6, 7), max_items=3)
     assert {len(step) for step in steps} == {1, 2, 3}
+
+
+def test_steps_have_no_more_images_than_the_scheduler_lets_share_one() -> None:
+    drawn = steps_of((16, 40, 100), max_items=3)
+    steps = steps_of((16, 40, 100), max_items=3, max_shared_tokens=64)
+    assert [one for step in steps for one in step] == [one for step in drawn for one in step]
+    assert all(len(step) == 1 or sum(step) <= 64 for step in steps)
+    assert {(100,), (16, 40), (16, 16)} <= set(steps)
+    assert steps_of((5, 6), max_items=3, max_shared_tokens=64) == steps_of((5, 6), max_items=3)
