@@ -125,6 +125,28 @@ def test_a_start_keeps_the_profile_s_segments_and_lets_torch_hold_no_more(tiny_c
     assert engine.stats().graphs["decoder"].misses["mixed_step"] == 0  # running the worst case counts nowhere
 
 
+@pytest.mark.parametrize("backing", BACKINGS)
+def test_the_transient_s_row_grows_until_forwards_fit_into_it(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, backing: str
+) -> None:
+    gpu = FakeGpu()
+    limit_reserved = gpu.limit_reserved
+    needed_bytes = gpu.transient_bytes + 20 * MIB
+
+    def refusing(num_bytes: int, *, arena_bytes: int) -> None:
+        limit_reserved(num_bytes, arena_bytes=arena_bytes)
+        if 0 < arena_bytes < needed_bytes:
+            raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr(gpu, "limit_reserved", refusing)
+    memory = build(tiny_checkpoint, gpu, kv_backing=backing).info.memory
+    # Eight MiB at a time, three times.
+    assert gpu.arena_bytes == gpu.transient_bytes + 24 * MIB
+    assert memory.components["transient"] == gpu.arena_bytes + gpu.small_transient_bytes
+    assert sum(memory.components.values()) == memory.requested_bytes
+    assert memory.unplanned_bytes <= 0
+
+
 @pytest.mark.parametrize(
     ("index", "kind"), [(1, "invalidated"), (2, "oom"), (3, "python"), (4, "invalidated"), (5, "replay")]
 )
