@@ -129,7 +129,7 @@ class RowProcesses:
         process, self._next = self._next, self._start()
         try:
             output, errors = process.communicate(order, timeout=timeout)
-        except subprocess.TimeoutExpired:
+        except BaseException:  # it took too long, or somebody interrupts
             _end(process)
             raise
         return process.returncode, output, errors.decode(errors="replace")

@@ -255,3 +255,22 @@ def test_one_process_gets_each_order_and_none_is_left() -> None:
     assert [output[1] for output in outputs] == [b"one", b"two"]
     assert outputs[0][0] != outputs[1][0]
     assert spare.poll() is not None
+
+
+def test_a_row_that_is_interrupted_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.matrix.ROW_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    processes = RowProcesses()
+    measuring = processes._next
+    communicate = measuring.communicate
+
+    def interrupted(*arguments: bytes, **keywords: float) -> tuple[bytes, bytes]:
+        measuring.communicate = communicate  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    measuring.communicate = interrupted  # type: ignore[method-assign]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            processes.run(b"order", timeout=30)
+        assert measuring.poll() is not None
+    finally:
+        processes.close()
