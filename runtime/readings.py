@@ -85,6 +85,7 @@ def _peaks(parts: EncoderParts, config: ResolvedConfig, device: Device) -> list[
     return [device.peak_bytes(run) for run in _worst_cases(parts, config)]
 
 
+@torch.inference_mode()  # as requests are served: layers are compiled for each mode apart
 def _run_all_sizes(parts: EncoderParts, config: ResolvedConfig) -> None:
     """Launches what requests of any size launch: its code is there afterwards."""
     program, most = parts.encoder.program, config.max_tokens_per_image

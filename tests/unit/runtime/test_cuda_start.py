@@ -125,6 +125,20 @@ def test_a_start_keeps_the_profile_s_segments_and_lets_torch_hold_no_more(tiny_c
     assert engine.stats().graphs["decoder"].misses["mixed_step"] == 0  # running the worst case counts nowhere
 
 
+def test_a_start_runs_the_encoder_as_requests_do(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of inference mode a compiler would compile it once more."""
+    eager, modes = EncoderProgram.eager, []
+
+    def watched(self: EncoderProgram, pixels: Any) -> Tensor:
+        modes.append(torch.is_inference_mode_enabled())
+        return eager(self, pixels)
+
+    monkeypatch.setattr(EncoderProgram, "eager", watched)
+    build(tiny_checkpoint, FakeGpu())
+    assert len(modes) > 1
+    assert all(modes)
+
+
 @pytest.mark.parametrize("backing", BACKINGS)
 def test_the_transient_s_row_grows_until_forwards_fit_into_it(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, backing: str
