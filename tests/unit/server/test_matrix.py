@@ -169,6 +169,7 @@ def test_each_row_is_a_process_of_its_own_with_a_baseline_before_it(processes: F
     assert all(row["accepted"] and row["commit"] == "abc123" for row in rows)
     assert rows[1]["baseline"] == rows[0]["configuration"]
     assert rows[1]["tokens_equal"] == {"single": True, "pair": True}
+    assert processes.is_closed
 
 
 def test_resume_measures_what_is_missing_or_failed(
