@@ -58,9 +58,7 @@ def problems_of(row: Mapping[str, Any], configuration: Configuration) -> list[st
         problems += pool_problems(row, configuration, family)
     if configuration.has_encoder and "pair_encoder_replays" in row:
         replays = row["pair_encoder_replays"]
-        # A CPU encodes the larger of the two in a step of its own.
-        most = 1 if row["graph_backend"]["encoder"] == "cuda" else 2
-        demand(1 <= replays <= most, f"the pair took {replays} replays of the encoder, not {most}")
+        demand(replays == 1, f"the pair took {replays} replays of the encoder, not 1")
     return list(dict.fromkeys(problems))
 
 
