@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from runtime.assembly import EncoderParts, Parts
-from runtime.config import MIB, ResolvedConfig
+from runtime.config import MIB, ConfigError, ResolvedConfig
 from runtime.executor.arena import retry_on_empty_cache
 from runtime.executor.cuda_device import CudaDevice
 from runtime.executor.device import Device, trim_heap
@@ -51,7 +51,11 @@ class Readings(Protocol):
 
     def prove_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
         """Sees, now that the graphs are there, that forwards of all sizes fit into what was measured, under the limit
-        that they will run under; raises the reading until they do."""
+        that they will run under; raises the reading until they do.
+
+        Raises:
+            ConfigError: they never do.
+        """
         ...
 
     def rows(self, parts: EncoderParts) -> MeasuredRows:
@@ -192,6 +196,10 @@ class CudaReadings:
             finally:
                 self._device.lift_limit()
                 self._device.settled_bytes()
+        raise ConfigError(
+            f"eager forwards do not fit into {self._arena_bytes} bytes, much more than the largest took at its peak: "
+            "lower max_pixels or max_num_batched_tokens"
+        )
 
     def rows(self, parts: EncoderParts) -> MeasuredRows:
         used_bytes = self._device.settled_bytes()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.executor.kv_cache import NULL_BLOCK
 from runtime.processing.grammar import Matcher
 from runtime.request import ImageInput, Request
 
@@ -92,6 +93,9 @@ class RequestSlots:
         slot = self._free.pop() if self._free else self._take_from_outside(step_request_ids)
         self._owners[slot] = running
         running.slot = slot
+        # What lies beyond a sequence's blocks is gathered for a longer neighbour's sake, and masked: by adding, which
+        # leaves a NaN of the former owner's blocks what it is.
+        self.block_tables_NM[slot] = NULL_BLOCK
         num_prompt, num_tokens = len(running.prompt_token_ids), running.num_tokens
         self.token_ids_NL[slot, :num_prompt] = running.prompt_token_ids
         self.token_ids_NL[slot, num_prompt:num_tokens] = running.output_token_ids
@@ -120,6 +124,7 @@ class RequestSlots:
         assert slot is not None
         num_known = len(known) if block_ids[: len(known)] == known else 0
         self.block_tables_NM[slot, num_known : len(block_ids)] = block_ids[num_known:]
+        self.block_tables_NM[slot, len(block_ids) : len(known)] = NULL_BLOCK
         running.block_ids = block_ids
 
     @property

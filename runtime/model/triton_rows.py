@@ -120,11 +120,14 @@ class Launcher:
     ) -> None:
         """The kernel's arguments are `tensors`, then `rest`, then `constants`, those of the compiler's."""
         key = (tensors[0].dtype, tensors[0].device, rest, constants)
-        compiled = self._compiled.get(key)
-        if compiled is None or any(tensor.data_ptr() % 16 for tensor in tensors):
-            self._compiled[key] = self._kernel[grid](*tensors, *rest, *constants)  # None where Triton interprets
-        else:
+        is_aligned = not any(tensor.data_ptr() % 16 for tensor in tensors)
+        compiled = self._compiled.get(key) if is_aligned else None
+        if compiled is not None:
             compiled[grid](*tensors, *rest, *constants)
+            return
+        compiled = self._kernel[grid](*tensors, *rest, *constants)  # None where Triton interprets
+        if is_aligned:
+            self._compiled[key] = compiled
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from runtime.executor.arena import keep_arena
 from tests.gpu.places import write_small_model
 
 
@@ -31,6 +32,7 @@ def _lift() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0)
+        keep_arena(0, torch.device("cuda", 0))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.executor.batch import Padding, StepBatch, StepBuffers, StepShape, fill_batch
+from runtime.executor.kv_cache import NULL_BLOCK
 from runtime.executor.request_slots import RequestSlots, RunningRequest
 from runtime.processing.positions import rope_positions
 from runtime.request import ImageInput, PlaceholderRange, Request, SamplingParams
@@ -227,6 +228,20 @@ def test_slot_is_taken_from_a_request_outside_of_the_step_and_comes_back_whole()
     step = prepare(slots, [(first, part_of(first, 0, 7, 8)), (third, part_of(third, 6, 1, 5))])
     assert second.slot is None
     check_against_reference(buffers, step, fill_batch(buffers, slots, step, StepShape.of(step)))
+
+
+def test_nothing_of_a_former_owners_blocks_is_left_in_a_table() -> None:
+    """They are gathered for the sake of a longer neighbour, and may hold values that are no numbers."""
+    slots = make_slots(num_slots=1)
+    first, second = make_request("a", 20), make_request("b", 5)
+    slots.acquire(first, step_request_ids=set())
+    slots.set_blocks(first, (3, 4, 5, 6))
+    slots.release(first)
+    slots.acquire(second, step_request_ids=set())
+    slots.set_blocks(second, (7, 8))
+    slots.set_blocks(second, (9,))
+    table = slots.block_tables_NM[0].tolist()
+    assert table == [9] + [NULL_BLOCK] * (len(table) - 1)
 
 
 def test_decode_padding_stays_on_the_null_block() -> None:
