@@ -1,6 +1,7 @@
 """Everything one application holds, and how it starts and stops: engine, model side, lifecycle, metrics. No HTTP."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -87,6 +88,9 @@ class Service:
             self.lifecycle.die("the start failed")
         if self.lifecycle.failure is not None:
             return
+        # What the start made stays: the collector need not look at it while probes wait.
+        gc.collect()
+        gc.freeze()
         self.lifecycle.become_ready()
         seconds = round(time.perf_counter() - start, 3)
         name = self.settings.model_names[0] + (f" on {self.url}" if self.url else "")
