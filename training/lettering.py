@@ -7,7 +7,6 @@ import random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from training.palette import Rgb
 from training.vocabulary import WORDS
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -69,10 +68,6 @@ def text_mask(rng: random.Random, text: str, size: int, *, is_plain: bool = Fals
     if not is_plain:
         mask = _bent(rng, mask)
     return mask.crop(mask.getbbox() or (0, 0, 1, 1))
-
-
-def put_mask(image: Image.Image, mask: Image.Image, corner: tuple[int, int], colour: Rgb) -> None:
-    image.paste(colour, corner, mask)
 
 
 def _bent(rng: random.Random, mask: Image.Image) -> Image.Image:
