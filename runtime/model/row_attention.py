@@ -113,10 +113,7 @@ class RowAttention(PagedSdpaAttention):
         # `clip` takes without a buffer in between; no index is out of bounds.
         self._all_chunks.take(self._chunk_ids + chunk, 0, self._target, "clip")
         scores = np.matmul(q_KGE, self._keys_KEL)
-        np.subtract(scores, np.maximum.reduce(scores, axis=-1, keepdims=True), out=scores)
-        np.exp(scores, out=scores)
-        np.matmul(scores, self._values_KLE, out=output_KGE)
-        np.divide(output_KGE, np.add.reduce(scores, axis=-1, keepdims=True), out=output_KGE)
+        _attend(scores, self._values_KLE, output_KGE)
 
     def attend_rows(self, layer: int, q_BKGE: Array, k_BF: Array, v_BF: Array, output_BKGE: Array) -> None:
         """Stores one token's keys and values of each sequence and attends.
@@ -133,10 +130,7 @@ class RowAttention(PagedSdpaAttention):
         scores = np.matmul(q_BKGE, self._keys_BKEL)
         if self._mask_B11L is not None:
             np.add(scores, self._mask_B11L, out=scores)
-        np.subtract(scores, np.maximum.reduce(scores, axis=-1, keepdims=True), out=scores)
-        np.exp(scores, out=scores)
-        np.matmul(scores, self._values_BKLE, out=output_BKGE)
-        np.divide(output_BKGE, np.add.reduce(scores, axis=-1, keepdims=True), out=output_BKGE)
+        _attend(scores, self._values_BKLE, output_BKGE)
 
     def _plan_row(self, batch: AttentionBatch, length: int) -> None:
         num_blocks = -(-length // self._block_size)
@@ -162,3 +156,11 @@ class RowAttention(PagedSdpaAttention):
         if lengths.min() < longest:
             is_padding = np.arange(longest) >= lengths[:, None]
             self._mask_B11L = np.where(is_padding, np.float32(-np.inf), np.float32(0))[:, None, None]
+
+
+def _attend(scores: Array, values: Array, output: Array) -> None:
+    """`softmax(scores) @ values`, scores [..., G, L] and values [..., L, E]; overwrites the scores."""
+    np.subtract(scores, np.maximum.reduce(scores, axis=-1, keepdims=True), out=scores)
+    np.exp(scores, out=scores)
+    np.matmul(scores, values, out=output)
+    np.divide(output, np.add.reduce(scores, axis=-1, keepdims=True), out=output)
