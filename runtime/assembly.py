@@ -6,7 +6,7 @@ A start assembles once; with `kv_backing` `torch` it does so twice, as the KV ca
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -90,20 +90,20 @@ class Parts(EncoderParts):
             program = self.runner.decoder_program(max_mixed_tokens=self.max_mixed_tokens)
             self.decoder_graphs.capture(program)
 
-    def release_graphs(self) -> None:
-        """Gives back every graph of both families."""
-        self.encoder.graphs.release()
-        self.decoder_graphs.release()
+    @property
+    def graph_sets(self) -> tuple[GraphSet[Any], GraphSet[Any]]:
+        """Both families, the encoder's first."""
+        return self.encoder.graphs, self.decoder_graphs
 
     @property
     def segment_bytes(self) -> int:
         """What the private pools of both families hold."""
-        return self.encoder.graphs.segment_bytes + self.decoder_graphs.segment_bytes
+        return sum(graphs.segment_bytes for graphs in self.graph_sets)
 
     def graph_infos(self) -> tuple[GraphFamilyInfo, GraphFamilyInfo]:
         """Both families, with all that they took reserved."""
         return tuple(  # type: ignore[return-value]
-            graphs.info(reserved_bytes=graphs.graph_bytes) for graphs in (self.encoder.graphs, self.decoder_graphs)
+            graphs.info(reserved_bytes=graphs.graph_bytes) for graphs in self.graph_sets
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from runtime.checkpoint import CheckpointError, locate_model
 from runtime.config import MIB
 from server.bench_throughput import PAIR_SETTINGS
 from server.matrix_acceptance import judge
@@ -60,12 +61,18 @@ def run_matrix(arguments: argparse.Namespace) -> int:
 
 
 def settings_of(configuration: Configuration, backing: str, given: Mapping[str, Any], config: Path | None) -> Settings:
-    """The reference's settings, under the configuration's, under what was given."""
+    """The reference's settings, under the configuration's, under what was given.
+
+    Raises:
+        SystemExit: no process could start with them, or the model is not there.
+    """
     own = {**PAIR_SETTINGS, **configuration.settings, "kv_backing": backing}
     try:
-        return load_settings({**own, **given}, config=config)
-    except SettingsError as error:
+        settings = load_settings({**own, **given}, config=config)
+        locate_model(settings.model, settings.revision)
+    except (SettingsError, CheckpointError) as error:
         raise SystemExit(f"fovea matrix: {error}") from error
+    return settings
 
 
 def baseline_name(settings: Settings) -> str:

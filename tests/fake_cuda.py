@@ -40,14 +40,18 @@ class FakeGraph:
     def reset(self) -> None:
         if self.is_alive:
             self.is_alive = False
-            self.gpu.driver_bytes -= self.gpu.driver_bytes_per_graph
+            if self.gpu.driver_keeps:
+                self.gpu.driver_kept_bytes += self.gpu.driver_bytes_per_graph
+            else:
+                self.gpu.driver_bytes -= self.gpu.driver_bytes_per_graph
             self.gpu.graphs[self.pool].remove(self)
 
 
 @dataclass(eq=False)
 class FakeGpu:
     """`fail`: what goes wrong at the n-th capture (0 is the bootstrap's). `transient_bytes`: what any call of the
-    profile takes at its peak; `small_transient_bytes`: of segments for small blocks."""
+    profile takes at its peak; `small_transient_bytes`: of segments for small blocks. `driver_keeps`: what the driver
+    took for a graph that is destroyed it keeps, for the next one."""
 
     total_bytes: int = 8 * GIB
     others_bytes: int = 0
@@ -58,6 +62,7 @@ class FakeGpu:
     small_transient_bytes: int = 4 * MIB
     segment_bytes: int = 12 * MIB
     driver_bytes_per_graph: int = 3 * MIB
+    driver_keeps: bool = False
     fail: dict[int, Failure] = field(default_factory=dict)
     fail_setup: bool = False
     limit_bytes: int | None = None
@@ -67,6 +72,8 @@ class FakeGpu:
         self.peak_bytes = 0
         self.arena_bytes = 0
         self.driver_bytes = 0
+        self.driver_kept_bytes = 0
+        self.is_loaded = False
         self.mapped: dict[int, int] = {}
         self.pools: dict[PoolId, int] = {}
         self.graphs: dict[PoolId, list[FakeGraph]] = {}
@@ -125,7 +132,8 @@ class FakeGpu:
     def bootstrap(self) -> None:
         if self.fail_setup:
             raise RuntimeError("injected: no capture on this device")
-        self.driver_bytes += MIB
+        self.driver_bytes += 0 if self.is_loaded else MIB
+        self.is_loaded = True
 
     def warm_up(self, forward: Callable[[], Tensor], count: int) -> None:
         for _ in range(count):
@@ -144,7 +152,9 @@ class FakeGpu:
             self.retained.add(pool)
             raise RuntimeError("injected: capture was invalidated")
         output = forward().detach().clone()
-        self.driver_bytes += self.driver_bytes_per_graph
+        from_kept = min(self.driver_kept_bytes, self.driver_bytes_per_graph)
+        self.driver_kept_bytes -= from_kept
+        self.driver_bytes += self.driver_bytes_per_graph - from_kept
         graph = FakeGraph(self, pool, forward, output)
         graph.fails = failure == "replay"
         self.graphs[pool].append(graph)

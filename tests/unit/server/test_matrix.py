@@ -172,6 +172,13 @@ def test_each_row_is_a_process_of_its_own_with_a_baseline_before_it(processes: F
     assert processes.is_closed
 
 
+def test_a_model_that_is_not_there_starts_no_process(processes: FakeProcesses, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="neither a directory"):
+        run(tmp_path / "rows.json", "./no-such-model")
+    assert not processes.orders
+    assert not (tmp_path / "rows.json").exists()
+
+
 def test_resume_measures_what_is_missing_or_failed(
     processes: FakeProcesses, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
