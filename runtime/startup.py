@@ -30,9 +30,9 @@ from runtime.executor.vmm import VirtualMemoryError
 from runtime.hardware import MIN_BLOCKS, Hardware, hardware_for
 from runtime.model.backends import (
     Kernels,
+    build_any_rows_kernels,
     build_encoder_attention,
-    build_row_kernels,
-    build_rows_kernels,
+    build_one_row_kernels,
     choose_kernels,
 )
 from runtime.model.loader import LoadedModel, load_model
@@ -237,9 +237,9 @@ def _load(
     if kernels.is_compiled:
         model.compile_layers(has_fused_text=kernels.is_fused)
     if model.text is not None:
-        row = build_row_kernels(kernels.one_row, facts=kernels.facts)
+        row = build_one_row_kernels(kernels.one_row, facts=kernels.facts)
         with torch.inference_mode():
-            model.text.use_kernels(row=row, rows=build_rows_kernels(is_fused=kernels.is_fused))
+            model.text.use_kernels(row=row, rows=build_any_rows_kernels(is_fused=kernels.is_fused))
     if kernels.is_packed:
         model.pack_products()
     return model

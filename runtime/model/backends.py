@@ -220,23 +220,23 @@ def choose_one_row(wanted: OneRowBackend, *, facts: DeviceFacts, dtype: torch.dt
     return OneRowChoice(backend="triton", reason="products of one row read weights faster than in cuBLAS")
 
 
-def build_row_kernels(choice: OneRowChoice, *, facts: DeviceFacts) -> LayerKernels | None:
+def build_one_row_kernels(choice: OneRowChoice, *, facts: DeviceFacts) -> LayerKernels | None:
     """The Triton kernels for one row; None where they were not chosen. Triton is imported here and in
-    `build_rows_kernels`, and nowhere before."""
+    `build_any_rows_kernels`, and nowhere before."""
     if choice.backend != "triton":
         return None
-    from runtime.model.triton_row import TritonRow
+    from runtime.model.triton_one_row import TritonOneRow
 
-    return TritonRow(waits=facts.capability >= HOPPER)
+    return TritonOneRow(waits=facts.capability >= HOPPER)
 
 
-def build_rows_kernels(*, is_fused: bool) -> LayerKernels | None:
+def build_any_rows_kernels(*, is_fused: bool) -> LayerKernels | None:
     """The Triton kernels for any number of rows."""
     if not is_fused:
         return None
-    from runtime.model.triton_rows import TritonRows
+    from runtime.model.triton_any_rows import TritonAnyRows
 
-    return TritonRows()
+    return TritonAnyRows()
 
 
 def should_compile(mode: CompileMode, *, facts: DeviceFacts) -> bool:

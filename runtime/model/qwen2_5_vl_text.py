@@ -81,8 +81,8 @@ class TextDecoder(nn.Module):
         self.register_buffer("inverse_frequencies", frequencies, persistent=False)
         self.between: Between = between
         # None: the layers' own.
-        self.row_kernels: LayerKernels | None = None
-        self.rows_kernels: LayerKernels | None = None
+        self.one_row_kernels: LayerKernels | None = None
+        self.any_rows_kernels: LayerKernels | None = None
         self.packed_head: PackedWeight | None = None
 
     def compile_layers(self) -> None:
@@ -94,7 +94,7 @@ class TextDecoder(nn.Module):
         for kernels in (row, rows):
             if kernels is not None:
                 kernels.warm_up(self.layers[0])
-        self.row_kernels, self.rows_kernels = row or rows, rows
+        self.one_row_kernels, self.any_rows_kernels = row or rows, rows
 
     @property
     def product_bytes(self) -> int:
@@ -131,7 +131,7 @@ class TextDecoder(nn.Module):
         angles = positions_3T.t().float().index_select(1, self.frequency_axes) * self.inverse_frequencies
         cos, sin = rotary_tables(angles.unsqueeze(1))
         hidden_TD = embeds_TD
-        kernels = self.row_kernels if len(embeds_TD) == 1 else self.rows_kernels
+        kernels = self.one_row_kernels if len(embeds_TD) == 1 else self.any_rows_kernels
         if kernels is not None:
             return self.norm.forward(kernels.forward(self.layers, hidden_TD, cos, sin, attention, rows_S))
         qkv = self.layers[0].before(hidden_TD, cos, sin)

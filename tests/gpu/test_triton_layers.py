@@ -39,10 +39,10 @@ CASES = [("row", 1), ("rows", 1), ("rows", 2), ("rows", 7), ("rows", 300)]
 
 def build(name: str) -> Any:
     pytest.importorskip("triton")
-    from runtime.model.triton_row import TritonRow
-    from runtime.model.triton_rows import TritonRows
+    from runtime.model.triton_any_rows import TritonAnyRows
+    from runtime.model.triton_one_row import TritonOneRow
 
-    return TritonRow(waits=torch.cuda.get_device_capability() >= (9, 0)) if name == "row" else TritonRows()
+    return TritonOneRow(waits=torch.cuda.get_device_capability() >= (9, 0)) if name == "row" else TritonAnyRows()
 
 
 @pytest.mark.parametrize(("name", "num_rows"), CASES)

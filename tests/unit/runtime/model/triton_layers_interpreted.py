@@ -6,8 +6,8 @@ from torch import Tensor
 
 from runtime.model.attention import AttentionBatch
 from runtime.model.layers import Place
-from runtime.model.triton_row import TritonRow
-from runtime.model.triton_rows import TritonRows
+from runtime.model.triton_any_rows import TritonAnyRows
+from runtime.model.triton_one_row import TritonOneRow
 from tests.unit.runtime.model.filled_layer import ODD, filled_layer, step
 
 # The interpreter multiplies in NumPy, which has no bfloat16.
@@ -48,7 +48,7 @@ class PlacedSums(Sums):
         return self.sums(layer, q_THD)
 
 
-def kernels_agree_with_the_layer(kernels: TritonRow | TritonRows, num_rows: int) -> None:
+def kernels_agree_with_the_layer(kernels: TritonOneRow | TritonAnyRows, num_rows: int) -> None:
     layer = filled_layer(ODD, PLACE)
     hidden, attended, cos, sin = step(ODD, PLACE, num_rows)
     ours = (*kernels.before(layer, hidden, cos, sin), kernels.after(layer, hidden, attended))
@@ -57,7 +57,7 @@ def kernels_agree_with_the_layer(kernels: TritonRow | TritonRows, num_rows: int)
         torch.testing.assert_close(one, other, rtol=5e-3, atol=5e-3)
 
 
-def layers_agree_around_attention(kernels: TritonRow | TritonRows, attention: Sums) -> None:
+def layers_agree_around_attention(kernels: TritonOneRow | TritonAnyRows, attention: Sums) -> None:
     """Two layers around an attention that reads its cache; `PlacedSums` leaves storing to the kernels."""
     layers = [filled_layer(ODD, PLACE) for _ in range(2)]
     layers[1].index = 1
@@ -79,7 +79,7 @@ def layers_agree_around_attention(kernels: TritonRow | TritonRows, attention: Su
 
 
 if __name__ == "__main__":
-    row, rows = TritonRow(waits=False), TritonRows()
+    row, rows = TritonOneRow(waits=False), TritonAnyRows()
     kernels_agree_with_the_layer(row, 1)
     for slot in (0, BLOCK_SIZE, 5 * BLOCK_SIZE - 1):
         layers_agree_around_attention(row, Sums(torch.tensor([slot])))

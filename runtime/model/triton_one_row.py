@@ -33,7 +33,7 @@ OUT = Tile(block_outputs=2, block_inputs=2048, num_warps=4)
 DOWN = Tile(block_outputs=8, block_inputs=1024, num_warps=8)
 
 
-class TritonRow:
+class TritonOneRow:
     """The parts of decoder layers around attention, for one row of half precision.
 
     `waits`: whether kernels start as dependents of those before them; for Hopper and later.

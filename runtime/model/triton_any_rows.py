@@ -28,7 +28,7 @@ from runtime.model.qwen2_5_vl_text import DecoderLayer, QueryKeyValue, wanted_ro
 SWIGLU_BLOCK = 1024
 
 
-class TritonRows:
+class TritonAnyRows:
     """The parts of decoder layers around attention, for rows of half precision."""
 
     def forward(
