@@ -16,6 +16,7 @@ from runtime.config import EngineConfig, ResolvedConfig
 from runtime.executor.batch import StepBuffers
 from runtime.executor.decoder_program import DecoderInputs, attention_bucket, step_max_seqs
 from runtime.executor.embedding_store import EmbeddingStore
+from runtime.executor.encode_ahead import AheadEncoder
 from runtime.executor.encoder_runner import EncoderProgram, EncoderRunner, StaticEncoderInputs
 from runtime.executor.grammar_masks import GrammarMasks
 from runtime.executor.graph_backend import GraphBackend
@@ -53,6 +54,15 @@ class Site(Protocol):
         """Of weights, KV cache and embeddings."""
         ...
 
+    @property
+    def max_shared_encoder_tokens(self) -> int | None:
+        """Output tokens of the pictures that are encoded together; `None`: all that there is room for."""
+        ...
+
+    def encodes_ahead(self, config: EngineConfig) -> bool:
+        """Whether pictures are encoded beside the steps."""
+        ...
+
     def graph_backends(self, config: EngineConfig, *, counted: Sequence[Tensor]) -> tuple[GraphBackend, GraphBackend]:
         """The encoder's and the decoder's. `counted`: buffers that have a row of the ledger already."""
         ...
@@ -78,11 +88,18 @@ class Parts(EncoderParts):
     """What the executor is made of."""
 
     runner: ModelRunner
+    # What encodes beside the steps, if they do not.
+    ahead: AheadEncoder | None
     attention: CacheAttention
     decoder_graphs: GraphSet[DecoderInputs]
     max_mixed_tokens: int
     # Of what the shorter ways for few rows keep from step to step.
     row_bytes: int
+
+    @property
+    def ahead_bytes(self) -> int:
+        """What may wait for steps that was encoded beside them."""
+        return 0 if self.ahead is None else self.ahead.max_bytes
 
     def capture_decoder(self) -> None:
         """Captures and tests the decoder's buckets, if it has any, at the KV cache's addresses."""
@@ -183,10 +200,18 @@ def assemble(
         one_row=kernels.one_row,
     )
     decoder = _decoder(model.text, kernels)
+    ahead: AheadEncoder | None = None
+    if site.encodes_ahead(engine):
+        ahead = AheadEncoder(
+            vision.encoder,
+            vision.store,
+            max_held_tokens=config.encoder_cache_tokens,
+            max_shared_tokens=site.max_shared_encoder_tokens or config.encoder_cache_tokens,
+        )
     runner = ModelRunner(
         decoder=decoder,
         attention=attention,
-        encoder=vision.encoder,
+        encoder=vision.encoder if ahead is None else ahead,
         store=vision.store,
         buffers=buffers,
         max_num_seqs=engine.max_num_seqs,
@@ -202,6 +227,7 @@ def assemble(
         weight_bytes=model.weight_bytes,
         linears=model.linears,
         runner=runner,
+        ahead=ahead,
         encoder=vision.encoder,
         store=vision.store,
         attention=attention,

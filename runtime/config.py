@@ -36,6 +36,7 @@ EncoderAttentionBackend = Literal["auto", "varlen", "sdpa"]
 CompileMode = Literal["auto", "on", "off"]
 OneRowBackend = Literal["auto", "triton", "numpy", "torch"]
 RunAhead = Literal["auto", "on", "off"]
+EncodeAhead = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "random"]
 
 
@@ -73,6 +74,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     # Launch a decode step before the tokens of the one before it are read; `auto`: on CUDA, if there are graphs.
     run_ahead: RunAhead = "auto"
+
+    # Encode images on a thread of their own, beside the steps, before their requests are admitted; `auto`: on a CPU of
+    # several cores where an operation has one thread.
+    encode_ahead: EncodeAhead = "auto"
 
     # KV cache.
     block_size: int = 16

@@ -53,6 +53,12 @@ class CudaHardware:
         self._is_mapped = config.kv_backing == "vmm" and not config.mm_encoder_only
         self._virtual_memory = _virtual_memory(virtual_memory) if self._is_mapped else None
 
+    def encodes_ahead(self, config: EngineConfig) -> bool:
+        """A GPU computes one after the other what several threads launch."""
+        if config.encode_ahead == "on":
+            raise ConfigError("encode_ahead is on; it is for a CPU: leave it at auto")
+        return False
+
     @classmethod
     def open(cls, config: EngineConfig) -> "CudaHardware":
         """Makes this process's context on the GPU.

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 # How old the reading of unplanned memory in a snapshot may be: it costs a millisecond or two.
 READING_SECONDS = 2.0
 
-# How long a step without other work waits for a grammar: messages wait as long.
-MAX_GRAMMAR_WAIT_SECONDS = 0.005
+# How long a step without other work waits for a grammar or an image: messages wait as long.
+MAX_WAIT_SECONDS = 0.005
 
 
 class Runner(Protocol):
@@ -50,6 +50,22 @@ class Runner(Protocol):
             EngineFatalError: nothing can be run any more. After anything else that it raises, the same requests may
                 be run again, together or not: what it computed of a step before it raised is computed anew.
         """
+        ...
+
+
+class EncodesAhead(Protocol):
+    """Encodes images beside the steps and keeps them, for the runner to find."""
+
+    def begin(self, request: Request, pixels: Sequence[NDArray[np.uint8]], indices: Sequence[int]) -> bool:
+        """Begins with the images of these indices; says whether the request must wait for them."""
+        ...
+
+    def take_ready(self, *, timeout_seconds: float) -> list[str]:
+        """The requests that need no longer wait, each once. Waits for the first of them, but no longer than that."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended; an unknown one is no error."""
         ...
 
 
@@ -83,6 +99,7 @@ class Engine:
         info: what the engine says of itself.
         encoder, graphs, read_unplanned_bytes: where a snapshot takes the executor's numbers from.
         grammars: what compiles requests' grammars, for the runner to find; without it the runner sees to that.
+        encodes_ahead: what encodes requests' images beside the steps, for the runner to find; without it steps do.
     """
 
     def __init__(
@@ -95,6 +112,7 @@ class Engine:
         graphs: Sequence[GraphCounter] = (),
         read_unplanned_bytes: Callable[[], int] | None = None,
         grammars: Compiler | None = None,
+        encodes_ahead: EncodesAhead | None = None,
     ) -> None:
         self.info = info
         self._scheduler = scheduler
@@ -105,6 +123,7 @@ class Engine:
         self._unplanned_bytes = info.memory.unplanned_bytes
         self._read_at = time.monotonic()
         self._grammar_queue = GrammarQueue(grammars) if grammars is not None else None
+        self._encodes_ahead = encodes_ahead
         self._num_steps = 0
         self._num_failed_steps = 0
         self._num_step_sequences = 0
@@ -140,13 +159,17 @@ class Engine:
         except BaseException:
             self._scheduler.abort(request.request_id)
             raise
+        if self._encodes_ahead is not None and request.images:
+            missing = self._scheduler.missing_images(request.request_id)
+            if missing and self._encodes_ahead.begin(request, pixels, missing):
+                self._scheduler.hold(request.request_id)
 
     def abort(self, request_id: str) -> None:
         """Ends a request without an output and frees what it holds; an unknown id is no error."""
         if self._grammar_queue is not None:
             self._grammar_queue.discard(request_id)
         self._scheduler.abort(request_id)
-        self._runner.remove(request_id)
+        self._forget(request_id)
 
     def step(self) -> list[RequestOutput]:
         """One step: what it added to each request.
@@ -155,6 +178,7 @@ class Engine:
             EngineFatalError: the engine is beyond use.
         """
         refused = self._add_compiled()
+        self._resume_encoded()
         started = time.perf_counter()
         output = self._scheduler.schedule()
         outputs = refused + self._run(output)
@@ -186,7 +210,7 @@ class Engine:
         if not self._grammar_queue:
             return []
         outputs: list[RequestOutput] = []
-        wait_seconds = 0.0 if self._scheduler.has_work else MAX_GRAMMAR_WAIT_SECONDS
+        wait_seconds = 0.0 if self._scheduler.has_work else MAX_WAIT_SECONDS
         for waiting in self._grammar_queue.take_ready(timeout_seconds=wait_seconds):
             request_id = waiting.request.request_id
             try:
@@ -203,6 +227,15 @@ class Engine:
                     RequestOutput(request_id=request_id, finish_reason="error", error=message, is_rejected=is_rejected)
                 )
         return outputs
+
+    def _resume_encoded(self) -> None:
+        """Lets the requests go on whose images are encoded by now. Without other work it waits a little."""
+        if self._encodes_ahead is None or not self._scheduler.has_held:
+            return
+        has_other_work = self._scheduler.has_ready or bool(self._grammar_queue)
+        timeout_seconds = 0.0 if has_other_work else MAX_WAIT_SECONDS
+        for request_id in self._encodes_ahead.take_ready(timeout_seconds=timeout_seconds):
+            self._scheduler.resume(request_id)
 
     def _run(self, output: SchedulerOutput) -> list[RequestOutput]:
         if output.is_empty:
@@ -248,7 +281,12 @@ class Engine:
         """The executor lets go of pixels now, not with the next step: there may be none for hours."""
         for request_output in outputs:
             if request_output.finish_reason is not None:
-                self._runner.remove(request_output.request_id)
+                self._forget(request_output.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._runner.remove(request_id)
+        if self._encodes_ahead is not None:
+            self._encodes_ahead.forget(request_id)
 
     def _recent_unplanned_bytes(self) -> int:
         if self._read_unplanned_bytes is not None and time.monotonic() - self._read_at >= READING_SECONDS:

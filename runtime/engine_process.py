@@ -43,7 +43,7 @@ from runtime.messages import (
 )
 from runtime.request import Request, RequestOutput
 from runtime.stats import EngineInfo, EngineStats
-from runtime.threads import wait_without_spinning
+from runtime.threads import switch_often, wait_without_spinning
 
 log = logging.getLogger("runtime.engine_process")
 
@@ -164,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal_number, signal.SIG_IGN)
     configure_logging(options.log_level, options.log_format)
     wait_without_spinning()
+    switch_often()
     config_line = _read_line(sys.stdin.fileno())
     socket_path = Path(options.address.removeprefix("ipc://"))
     threading.Thread(target=_die_with_parent, args=(sys.stdin.fileno(), socket_path), daemon=True).start()

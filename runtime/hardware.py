@@ -35,11 +35,6 @@ class Hardware(Site, Protocol):
     @property
     def device(self) -> Device: ...
 
-    @property
-    def max_shared_encoder_tokens(self) -> int | None:
-        """Output tokens of the pictures that a step encodes together; `None`: all that a step has room for."""
-        ...
-
     def kv_request(self, config: ResolvedConfig, layout: KVLayout) -> KVRequest:
         """What the KV cache must be, and in what steps it grows."""
         ...
@@ -91,6 +86,12 @@ class CpuHardware:
 
     def max_request_bytes(self, config: ResolvedConfig) -> int | None:
         return config.request_memory_bytes
+
+    def encodes_ahead(self, config: EngineConfig) -> bool:
+        """Not where operations have the other cores already, and not where there is one."""
+        if config.encode_ahead != "auto":
+            return config.encode_ahead == "on"
+        return torch.get_num_threads() == 1 and allowed_cpus() > 1
 
     def reserve_kv(self, config: EngineConfig, request: KVRequest) -> KVBacking:
         capacity_bytes = request.cache_bytes or self.device.requested_bytes(config)

@@ -46,7 +46,8 @@ class Readings(Protocol):
         ...
 
     def measure_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
-        """The peaks of the worst encoder forward and the worst step, which never run at the same time."""
+        """The peaks of the worst encoder forward and the worst step, which run at the same time only where images are
+        encoded beside the steps."""
         ...
 
     def prove_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
@@ -118,6 +119,9 @@ class CpuReadings:
         peaks = _peaks(parts, config, self._device)
         self._resident_bytes = self._without_kv()
         self._peak_bytes = max(*peaks, self._resident_bytes)
+        if isinstance(parts, Parts) and parts.ahead is not None:
+            # One thread is at an image while the other one is at a step, or at an image too.
+            self._peak_bytes += max(0, peaks[0] - self._resident_bytes)
 
     def prove_transient(self, parts: EncoderParts, config: ResolvedConfig) -> None:
         """A CPU's allocator has no limit of its own."""
@@ -133,7 +137,7 @@ class CpuReadings:
             weights=parts.weight_bytes,
             attention_workspace=workspace,
             static_buffers=static,
-            embedding_store=parts.store.num_bytes,
+            embedding_store=parts.store.num_bytes + (parts.ahead_bytes if isinstance(parts, Parts) else 0),
             transient=self._peak_bytes - self._resident_bytes,
             encoder_graphs=encoder,
             decoder_graphs=decoder,

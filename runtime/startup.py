@@ -137,6 +137,7 @@ def build_engine(config: EngineConfig, *, open_hardware: OpenHardware | None = N
         graphs=(parts.encoder.graphs, parts.decoder_graphs),
         read_unplanned_bytes=partial(read_unplanned_bytes, plan, readings),
         grammars=grammars,
+        encodes_ahead=parts.ahead,
     )
 
 

@@ -10,9 +10,11 @@ import msgspec
 GraphFamily = Literal["encoder", "decoder"]
 GRAPH_FAMILIES: tuple[GraphFamily, ...] = ("encoder", "decoder")
 
-MissReason = Literal["too_large", "too_many_items", "disabled", "capture_failed", "self_test_failed", "mixed_step"]
+MissReason = Literal[
+    "too_large", "too_many_items", "disabled", "capture_failed", "self_test_failed", "mixed_step", "busy"
+]
 MISS_REASONS: dict[GraphFamily, tuple[MissReason, ...]] = {
-    "encoder": ("too_large", "too_many_items", "disabled", "capture_failed", "self_test_failed"),
+    "encoder": ("too_large", "too_many_items", "disabled", "capture_failed", "self_test_failed", "busy"),
     "decoder": ("too_large", "disabled", "capture_failed", "self_test_failed", "mixed_step"),
 }
 

@@ -10,7 +10,12 @@ and 8, one 64-token picture, the whole start; milliseconds, the best and the mid
 """
 
 import os
+import sys
 from collections.abc import MutableMapping
+
+# How long a thread computes in Python before one that waits gets its turn. Between two operations the encoder's thread
+# waits for the step's, and the other way round; 5 ms is Python's own (docs/decisions.md).
+SWITCH_SECONDS = 0.0005
 
 # Threads of one operation gain little beyond this on models that a CPU serves.
 MAX_DEFAULT_THREADS = 16
@@ -37,3 +42,8 @@ def keep_numpy_on_one_thread(environment: MutableMapping[str, str] = os.environ)
     OpenBLAS would take every core for a decoder's rows (`runtime.model.row_decoder`), the server's too, and spin there.
     """
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def switch_often() -> None:
+    """Lets this process's threads of Python take turns more often."""
+    sys.setswitchinterval(SWITCH_SECONDS)

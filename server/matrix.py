@@ -66,7 +66,8 @@ def settings_of(configuration: Configuration, backing: str, given: Mapping[str, 
     Raises:
         SystemExit: no process could start with them, or the model is not there.
     """
-    own = {**PAIR_SETTINGS, **configuration.settings, "kv_backing": backing}
+    # A pair is judged by its steps: its pictures are encoded in one.
+    own = {**PAIR_SETTINGS, "encode_ahead": "off", **configuration.settings, "kv_backing": backing}
     try:
         settings = load_settings({**own, **given}, config=config)
         locate_model(settings.model, settings.revision)

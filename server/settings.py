@@ -149,6 +149,9 @@ class Settings(BaseSettings):
     run_ahead: Literal["auto", "on", "off"] = Field(
         "auto", description="launch a decode step before the last one's tokens are read; auto: on CUDA"
     )
+    encode_ahead: Literal["auto", "on", "off"] = Field(
+        "auto", description="encode pictures on a thread beside the steps; auto: on a CPU of two cores or more"
+    )
     kv_backing: Literal["vmm", "torch"] = Field(
         "vmm", description="vmm maps memory under fixed addresses; torch measures, releases and captures again"
     )

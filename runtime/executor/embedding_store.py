@@ -46,6 +46,11 @@ class EmbeddingStore:
         """Bytes of the tensor of rows."""
         return self._rows_RD.numel() * self._rows_RD.element_size()
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self._rows_RD.shape[1] * self._rows_RD.element_size()
+
     def __contains__(self, image_hash: bytes) -> bool:
         return image_hash in self._held
 

@@ -7,8 +7,9 @@ Legend: P patches, T output (post-merge) tokens, C values of a patch, D hidden w
 """
 
 import math
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -178,26 +179,46 @@ class EncoderRunner:
         self.graphs = graphs
         self._store = store
         self._max_eager_tokens = max_eager_tokens
+        # Of the graphs' static inputs and outputs, and of the counters.
+        self._replaying, self._counting = threading.Lock(), threading.Lock()
         self.num_images = 0
         self.num_tokens = 0
         self.num_batches = 0
         self.encode_seconds = 0.0
 
-    @torch.inference_mode()
     def encode(self, items: Sequence[EncoderItem]) -> None:
         """Encodes the images and stores their rows. An image that comes twice is encoded once.
 
         Raises:
             EmbeddingStoreFullError: the scheduler asked for more rows than there are.
         """
+        self._encode(list({item.image_hash: item for item in items}.values()), self._store.put)
+
+    def compute(self, items: Sequence[EncoderItem]) -> list[Tensor]:
+        """Encodes the images, each another one; gives their rows [T, D], which are the caller's. Any thread may ask."""
+        rows: dict[bytes, Tensor] = {}
+        self._encode(items, lambda image_hash, rows_TD: rows.update({image_hash: rows_TD.clone()}))
+        return [rows[item.image_hash] for item in items]
+
+    @torch.inference_mode()
+    def _encode(self, items: Sequence[EncoderItem], take: Callable[[bytes, Tensor], None]) -> None:
+        """Gives `take` the digest and the rows of each image, which live until the next pack is encoded. While another
+        thread replays, images run eager."""
         started = time.perf_counter()
-        items = list({item.image_hash: item for item in items}.values())
         sizes = [self.program.num_tokens(item.pixels) for item in items]
-        for pack in self._packs(sizes):
-            self._run(pack, [items[i] for i in pack.images], [sizes[i] for i in pack.images])
-        self.num_images += len(items)
-        self.num_tokens += sum(sizes)
-        self.encode_seconds += time.perf_counter() - started
+        packs = self._packs(sizes)
+        may_replay = self._replaying.acquire(blocking=False)
+        try:
+            for pack in packs:
+                self._run(pack, [items[i] for i in pack.images], [sizes[i] for i in pack.images], take, may_replay)
+        finally:
+            if may_replay:
+                self._replaying.release()
+        with self._counting:
+            self.num_images += len(items)
+            self.num_tokens += sum(sizes)
+            self.num_batches += len(packs)
+            self.encode_seconds += time.perf_counter() - started
 
     @torch.inference_mode()
     def profile(self, *, max_tokens_per_image: int) -> None:
@@ -211,17 +232,26 @@ class EncoderRunner:
             return pack_eager(sizes, max_tokens=self._max_eager_tokens)
         return pack_images(sizes, self.graphs.buckets)
 
-    def _run(self, pack: Pack, items: Sequence[EncoderItem], sizes: Sequence[int]) -> None:
+    def _run(
+        self,
+        pack: Pack,
+        items: Sequence[EncoderItem],
+        sizes: Sequence[int],
+        take: Callable[[bytes, Tensor], None],
+        may_replay: bool,
+    ) -> None:
         pixels = [item.pixels for item in items]
         choice = self.graphs.choose(tokens=pack.tokens, items=len(items))
+        if isinstance(choice, Bucket) and not may_replay:
+            choice = "busy"
         if isinstance(choice, Bucket):
             self.program.fill(choice, self.graphs.inputs(choice), pixels)
             rows_TD = self.graphs.replay(choice, tokens=pack.tokens, items=len(items))
         else:
-            self.graphs.count_miss(choice, items=len(items))
+            with self._counting:
+                self.graphs.count_miss(choice, items=len(items))
             rows_TD = retry_on_empty_cache(partial(self.program.eager, pixels))
         start = 0
         for item, size in zip(items, sizes, strict=True):
-            self._store.put(item.image_hash, rows_TD[start : start + size])
+            take(item.image_hash, rows_TD[start : start + size])
             start += size
-        self.num_batches += 1

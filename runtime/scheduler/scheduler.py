@@ -2,8 +2,9 @@
 tensors, no I/O.
 
 A request is *waiting* (and then holds nothing) or *running* (and holds blocks, and the images whose rows its next
-tokens read). Running ones come first, in the order of their admission, then waiting ones in the order of arrival. A
-step is `schedule()`, the executor's work, `update()`: nothing is believed computed before `update`.
+tokens read). One that waits may be kept from its turn until it is told to go on: it is *held*. Running ones come first,
+in the order of their admission, then waiting ones in the order of arrival. A step is `schedule()`, the executor's work,
+`update()`: nothing is believed computed before `update`.
 """
 
 import time
@@ -67,6 +68,7 @@ class Scheduler:
         self._encoder_cache = EncoderCache(encoder_cache_tokens)
         self._states: dict[str, RequestState] = {}
         self._waiting: deque[RequestState] = deque()
+        self._held: dict[str, RequestState] = {}
         self._running: list[RequestState] = []
 
         # Told with the next step.
@@ -102,6 +104,16 @@ class Scheduler:
         """Whether a request waits or runs."""
         return bool(self._states)
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether a request runs, or waits for nothing but its turn."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def has_held(self) -> bool:
+        """Whether a request is held."""
+        return bool(self._held)
+
     def add(self, request: Request) -> None:
         """Lets a request wait for its turn.
 
@@ -129,6 +141,28 @@ class Scheduler:
             # An id used again before the executor heard of its end: it must not hear of it now.
             self._finished_request_ids.remove(request.request_id)
 
+    def missing_images(self, request_id: str) -> list[int]:
+        """Which images of a waiting request would have to be encoded, were it admitted now."""
+        state = self._states[request_id]
+        self._extend_hashes(state)
+        num_cached = len(self._blocks.find_prefix(state.block_hashes, len(state.token_ids) - 1))
+        return [
+            index
+            for index, image in enumerate(state.images)
+            if image.placeholder.end > num_cached * self._blocks.block_size
+            and not self._encoder_cache.has(image.image_hash)
+        ]
+
+    def hold(self, request_id: str) -> None:
+        """Keeps a waiting request from its turn until `resume`."""
+        state = self._states[request_id]
+        self._waiting.remove(state)
+        self._held[request_id] = state
+
+    def resume(self, request_id: str) -> None:
+        """Lets a held request wait for its turn, behind all that do so already."""
+        self._waiting.append(self._held.pop(request_id))
+
     def abort(self, request_id: str) -> None:
         """Ends a request at once and frees what it holds. No output tells of it. An unknown id is no error: the
         request may have ended meanwhile."""
@@ -137,6 +171,8 @@ class Scheduler:
             return
         if state in self._running:
             self._running.remove(state)
+        elif request_id in self._held:
+            del self._held[request_id]
         else:
             self._waiting.remove(state)
         self._finish(state, "abort")
@@ -153,7 +189,7 @@ class Scheduler:
         budget = self._schedule_running(scheduled, encoder)
         if self._counters.num_preemptions == num_preemptions:
             budget = self._schedule_waiting(scheduled, encoder, budget)
-            if not scheduled and self._states:
+            if not scheduled and self.has_ready:
                 self._fail_head()
         if not scheduled:
             return SchedulerOutput(requests=())
@@ -218,7 +254,7 @@ class Scheduler:
 
     def write_stats(self, stats: EngineStats) -> None:
         """Sets the scheduler's own fields of a snapshot."""
-        stats.num_waiting = len(self._waiting)
+        stats.num_waiting = len(self._waiting) + len(self._held)
         stats.num_running = len(self._running)
         stats.num_blocks = self._blocks.num_usable
         stats.num_blocks_used = self._blocks.num_used
@@ -227,7 +263,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts everything that must hold between steps. For tests: it costs time in proportion to all blocks."""
-        running, waiting = self._running, self._waiting
+        running, waiting = self._running, (*self._waiting, *self._held.values())
         assert len(running) <= self._limits.max_num_seqs
         assert Counter(state.request_id for state in (*running, *waiting)) == Counter(self._states.keys())
         references: Counter[bytes] = Counter()

@@ -13,6 +13,7 @@ const REASONS = {
   capture_failed: "capture failed",
   self_test_failed: "self-test failed",
   mixed_step: "mixed steps",
+  busy: "beside a replay",
 };
 const STATES = { captured: "captured", capture_failed: "capture failed, runs eager", self_test_failed: "self-test failed, runs eager" };
 

@@ -1,10 +1,13 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from runtime.device_errors import EngineFatalError
 from runtime.engine import Engine
-from runtime.request import RequestOutput
+from runtime.request import Request, RequestOutput
 from runtime.scheduler.admission import RequestRejected
 from runtime.scheduler.output import SampledToken, SchedulerOutput, StepResult
 from runtime.stats import GraphCounts, GraphFamily
@@ -216,3 +219,48 @@ def test_a_snapshot_holds_the_numbers_of_all_parts() -> None:
     assert (stats.num_images_encoded, stats.num_image_tokens_encoded, stats.encode_batches) == (3, 30, 2)
     assert (stats.encode_seconds, stats.graphs["encoder"].hits) == (0.5, 7)
     assert stats.step_seconds > 0
+
+
+class FakeAhead:
+    """Encodes when it is told to; keeps who must wait."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, list[int]]] = []
+        self.forgotten: list[str] = []
+        self.timeouts: list[float] = []
+        self.ready: list[str] = []
+
+    def begin(self, request: Request, pixels: Sequence[NDArray[np.uint8]], indices: Sequence[int]) -> bool:
+        self.begun.append((request.request_id, list(indices)))
+        return True
+
+    def take_ready(self, *, timeout_seconds: float) -> list[str]:
+        self.timeouts.append(timeout_seconds)
+        ready, self.ready = self.ready, []
+        return ready
+
+    def forget(self, request_id: str) -> None:
+        self.forgotten.append(request_id)
+
+
+def test_a_request_whose_picture_is_encoded_ahead_waits_and_others_do_not() -> None:
+    ahead = FakeAhead()
+    engine = Engine(scheduler(), InventingRunner(), engine_info(), encodes_ahead=ahead)
+    pixels = [np.full((28, 28, 3), 2, np.uint8)]
+    engine.add(request("picture", 8, images=[picture("x", 1, 1)], max_tokens=1), pixels)
+    engine.add(request("text", 5, max_tokens=1), [])
+    assert ahead.begun == [("picture", [0])]
+    assert [output.request_id for output in engine.step()] == ["text"]
+    assert engine.step() == []
+    assert [timeout > 0 for timeout in ahead.timeouts] == [False, True], "it waits where there is nothing else to do"
+    ahead.ready = ["picture"]
+    assert [output.request_id for output in engine.step()] == ["picture"]
+    assert (engine.has_work, ahead.forgotten) == (False, ["text", "picture"])
+
+
+def test_an_abort_of_a_request_whose_picture_is_being_encoded_is_told_on() -> None:
+    ahead = FakeAhead()
+    engine = Engine(scheduler(), InventingRunner(), engine_info(), encodes_ahead=ahead)
+    engine.add(request("r", 8, images=[picture("x", 1, 1)]), [np.zeros((28, 28, 3), np.uint8)])
+    engine.abort("r")
+    assert (engine.has_work, ahead.forgotten) == (False, ["r"])

@@ -227,3 +227,12 @@ def test_nan_in_the_padding_is_caught_by_the_self_test(program: EncoderProgram, 
     with torch.inference_mode():
         graphs.capture(poisoned)
     assert {bucket.state for bucket in graphs.info(reserved_bytes=0).buckets} == {"self_test_failed"}
+
+
+def test_beside_a_replay_of_another_thread_a_picture_runs_eager(program: EncoderProgram) -> None:
+    runner, store = runner_of(program)
+    item = PICTURES[2]
+    with runner._replaying:
+        (rows_TD,) = runner.compute([item])
+    torch.testing.assert_close(rows_TD, alone(program, item), **CLOSE)
+    assert (runner.graphs.counts.hits, runner.graphs.counts.misses["busy"], len(store)) == (0, 1, 0)

@@ -144,6 +144,7 @@ def test_every_miss_reason_exists_at_zero_and_counts_items() -> None:
         "disabled",
         "capture_failed",
         "self_test_failed",
+        "busy",
     }
     graphs.count_miss("too_large", items=3)
     assert graphs.counts.misses["too_large"] == 3

@@ -108,3 +108,42 @@ def test_a_picture_with_a_place_beyond_a_prefix_hit_is_referenced_until_it_is_re
     assert (parts(output), output.images) == ([("b", 8, 8)], ())
     target.check_integrity()
     assert stats(target).encoder_cache_tokens_used == 18
+
+
+def test_a_held_request_lets_others_pass_and_takes_its_turn_when_it_is_resumed() -> None:
+    target = scheduler()
+    target.add(request("held", 10, images=[picture("x", 2, 6)], max_tokens=1))
+    target.hold("held")
+    assert (target.has_work, target.has_held, target.has_ready) == (True, True, False)
+    assert step(target)[0].is_empty
+    assert stats(target).num_waiting == 1
+    target.add(request("text", 6, max_tokens=1))
+    assert parts(step(target)[0]) == [("text", 0, 6)]
+    target.resume("held")
+    assert parts(step(target)[0]) == [("held", 0, 10)]
+    assert not target.has_work
+
+
+def test_a_held_request_can_be_aborted() -> None:
+    target = scheduler()
+    target.add(request("held", 10, images=[picture("x", 2, 6)]))
+    target.hold("held")
+    target.abort("held")
+    assert (target.has_work, target.has_held) == (False, False)
+
+
+def test_missing_pictures_are_those_that_neither_the_encoder_cache_nor_cached_blocks_make_needless() -> None:
+    target = scheduler(encoder_cache_tokens=8)
+    images = [picture("x", 0, 6), picture("y", 10, 6)]
+    target.add(request("first", 20, images=images[:1], max_tokens=1))
+    assert target.missing_images("first") == [0]
+    step(target)
+    # The cache holds x, and blocks of it are named; then z takes its place in the cache, but not in the blocks.
+    target.add(request("both", 20, images=images, max_tokens=1))
+    assert target.missing_images("both") == [1]
+    target.abort("both")
+    target.add(request("other", 10, images=[picture("z", 2, 6)], max_tokens=1))
+    step(target)
+    target.add(request("again", 20, images=images[:1], max_tokens=1))
+    target.add(request("elsewhere", 20, images=[picture("x", 3, 6)], max_tokens=1))
+    assert (target.missing_images("again"), target.missing_images("elsewhere")) == ([], [0])

@@ -83,6 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.num_added = 0
         self.alive: set[str] = set()
+        self.held: set[str] = set()
         self.ended: list[str] = []
 
     @initialize(
@@ -104,8 +105,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.executor = ContentExecutor(encoder_cache_tokens)
 
-    @rule(prompt=prompts(), max_tokens=st.integers(1, 12), salt=st.sampled_from(["", "", "s"]))
-    def add(self, prompt: tuple[list[int], list[ImageInput]], max_tokens: int, salt: str) -> None:
+    @rule(prompt=prompts(), max_tokens=st.integers(1, 12), salt=st.sampled_from(["", "", "s"]), is_held=st.booleans())
+    def add(self, prompt: tuple[list[int], list[ImageInput]], max_tokens: int, salt: str, is_held: bool) -> None:
         self.num_added += 1
         asked = request(f"r{self.num_added}", prompt[0], images=prompt[1], max_tokens=max_tokens, cache_salt=salt)
         try:
@@ -113,6 +114,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         except RequestRejected:
             return
         self.alive.add(asked.request_id)
+        if is_held:
+            self.target.hold(asked.request_id)
+            self.held.add(asked.request_id)
         self.executor.known[asked.request_id] = (asked, list(asked.prompt_token_ids))
 
     @precondition(lambda self: self.alive)
@@ -121,6 +125,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.alive)))
         self.target.abort(request_id)
         self.alive.remove(request_id)
+        self.held.discard(request_id)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.held)))
+        self.target.resume(request_id)
+        self.held.remove(request_id)
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
@@ -149,6 +161,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def end(self, request_id: str) -> None:
         assert request_id in self.alive, "ended twice, or after its abort"
+        assert request_id not in self.held, "ended before its turn"
         self.alive.remove(request_id)
         self.ended.append(request_id)
 
@@ -161,6 +174,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "target"):
             return
+        for request_id in sorted(self.held):
+            self.target.resume(request_id)
+        self.held.clear()
         for _ in range(60 * len(self.alive) + 1):
             if not self.target.has_work:
                 break
