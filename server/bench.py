@@ -10,12 +10,16 @@ import io
 import json
 import random
 import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import httptools
 import httpx
 
 from runtime.percentiles import percentiles
+from server.bench_client import Answer, LoadConnection
 from server.plan import table
 from server.sse import parse_event
 
@@ -36,18 +40,22 @@ class Sample:
 
 async def measure_load(arguments: argparse.Namespace) -> int:
     """Runs the load and prints the result; the exit code is 1 if any request failed."""
-    headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
-    limits = httpx.Limits(max_connections=arguments.concurrency, max_keepalive_connections=arguments.concurrency)
-    url = arguments.url.rstrip("/").removesuffix("/v1")
     async with httpx.AsyncClient(
-        base_url=url, headers=headers, limits=limits, timeout=arguments.timeout, trust_env=False
+        base_url=base_url(arguments), headers=headers_of(arguments), timeout=arguments.timeout, trust_env=False
     ) as client:
         model = arguments.model or (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
-        bodies = request_bodies(arguments, model)
-        await run_all(client, bodies[: arguments.warmup], arguments.concurrency)
+    bodies = request_bodies(arguments, model)
+    async with AsyncExitStack() as stack:
+        connections = [
+            await stack.enter_async_context(
+                LoadConnection(base_url(arguments), headers=headers_of(arguments), timeout_seconds=arguments.timeout)
+            )
+            for _ in range(arguments.concurrency)
+        ]
+        await run_all(connections, bodies[: arguments.warmup])
         start = time.perf_counter()
-        samples = await run_all(client, bodies[arguments.warmup :], arguments.concurrency)
-        seconds = time.perf_counter() - start
+        samples = await run_all(connections, bodies[arguments.warmup :])
+    seconds = max(sample.end for sample in samples) - start
     result = summary(samples, seconds)
     result.update(
         {
@@ -61,6 +69,16 @@ async def measure_load(arguments: argparse.Namespace) -> int:
     )
     print_result(result)
     return 1 if result["errors"] else 0
+
+
+def base_url(arguments: argparse.Namespace) -> str:
+    """The server's, without the version of its interface."""
+    return str(arguments.url).rstrip("/").removesuffix("/v1")
+
+
+def headers_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """Of every request."""
+    return {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
 
 
 def request_bodies(arguments: argparse.Namespace, model: str) -> list[bytes]:
@@ -100,45 +118,43 @@ def noise_url(generator: random.Random, width: int, height: int) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-async def run_all(client: httpx.AsyncClient, bodies: list[bytes], concurrency: int) -> list[Sample]:
-    """Keeps `concurrency` requests in flight until all are done."""
+async def run_all(connections: Sequence[LoadConnection], bodies: list[bytes]) -> list[Sample]:
+    """Keeps a request in flight on each connection until all are done."""
     waiting = iter(bodies)
-    samples: list[Sample] = []
+    answers: list[tuple[Sample, Answer | None]] = []
 
-    async def worker() -> None:
+    async def worker(connection: LoadConnection) -> None:
         for body in waiting:
-            sample = await run_one(client, body)
-            samples.append(sample)
+            pair = await run_one(connection, body)
+            answers.append(pair)
 
-    await asyncio.gather(*(worker() for _ in range(concurrency)))
-    return samples
+    await asyncio.gather(*map(worker, connections))
+    for sample, answer in answers:
+        if answer is not None:
+            take_in(answer, sample)
+    return [sample for sample, _ in answers]
 
 
-async def run_one(client: httpx.AsyncClient, body: bytes) -> Sample:
+async def run_one(connection: LoadConnection, body: bytes) -> tuple[Sample, Answer | None]:
+    """A sample that knows its times, and what came, which is read once the clock stands still."""
     sample = Sample(start=time.perf_counter())
+    answer: Answer | None = None
     try:
-        async with client.stream(
-            "POST", "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
-        ) as response:
-            if response.status_code != 200:
-                sample.error = str(response.status_code)
-                await response.aread()
-            else:
-                await read_stream(response, sample)
-    except httpx.HTTPError as error:
+        answer = await connection.post("/v1/chat/completions", body)
+    except (OSError, httptools.HttpParserError) as error:
         sample.error = type(error).__name__
     sample.end = time.perf_counter()
-    if sample.error is None and sample.first is None:
-        sample.error = "no output"
-    return sample
+    return sample, answer
 
 
-async def read_stream(response: httpx.Response, sample: Sample) -> None:
-    """Reads events; the time of a chunk is when its bytes came."""
+def take_in(answer: Answer, sample: Sample) -> None:
+    """Reads the events of an answer; the time of a chunk is when its bytes came."""
+    if answer.status != 200:
+        sample.error = str(answer.status)
+        return
     rest = b""
     last: float | None = None
-    async for block in response.aiter_raw():
-        now = time.perf_counter()
+    for now, block in answer.blocks:
         *lines, rest = (rest + block).split(b"\n")
         for line in lines:
             event = parse_event(line.decode(errors="replace").rstrip("\r"))
@@ -157,6 +173,8 @@ async def read_stream(response: httpx.Response, sample: Sample) -> None:
                 else:
                     sample.gaps.append(now - last)
                 last = now
+    if sample.error is None and sample.first is None:
+        sample.error = "no output"
 
 
 def summary(samples: list[Sample], seconds: float) -> dict[str, Any]:

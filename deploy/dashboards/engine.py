@@ -29,7 +29,7 @@ def add_rows(dashboard: Dashboard) -> None:
 
 
 def add_overview(dashboard: Dashboard) -> None:
-    hits, misses = rate("fovea_graph_hits_total"), rate("fovea_graph_misses_total", 'reason!="disabled"')
+    hits, misses = rate("fovea_graph_hits_total"), rate("fovea_graph_misses_total", 'reason!~"disabled|busy"')
     dashboard.with_row(Row("Overview"))
     for panel in (
         number("Engines up", f"sum({series('fovea_engine_up')})", unit="short",
