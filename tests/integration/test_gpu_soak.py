@@ -42,8 +42,8 @@ def test_soak_serves_a_mix_and_appends_its_row(
     assert second == row
     assert (first["requests"], first["errors"], first["problems"]) == (60, 0, [])
     assert first["aborted"] > 2
-    # Some pictures fit no budget.
-    assert first["encoder_misses"].keys() == {"too_large"}
+    # Some pictures fit no budget; and a CPU's second thread may be at one meanwhile.
+    assert first["encoder_misses"].keys() - {"busy"} == {"too_large"}
     assert min(first["encoder_hits"], first["encoder_misses"]["too_large"]) > 10
     assert first["device_used_bytes_before"] > 0
 
