@@ -117,6 +117,9 @@ class AheadEncoder:
         while self._batches and self._batches[0].rows.done():
             ready += self._take_in(self._batches.popleft())
         self._go_on()
+        while not ready and self._is_stuck():
+            ready += self._settle(self._pending.popleft().image_hash)
+            self._go_on()
         return ready
 
     def forget(self, request_id: str) -> None:
@@ -155,20 +158,34 @@ class AheadEncoder:
             log.warning("encoding ahead failed; the step that needs the images tries again", exc_info=error)
         ready: list[str] = []
         for index, item in enumerate(batch.items):
-            self._unready.discard(item.image_hash)
-            wanted_by = self._wanted_by.get(item.image_hash)
-            if wanted_by is None or error is not None:
+            if item.image_hash not in self._wanted_by or error is not None:
                 self._num_held_tokens -= self._encoder.program.num_tokens(item.pixels)
             else:
                 self._rows[item.image_hash] = batch.rows.result()[index]
-            for request_id in wanted_by or ():
-                waits_for = self._waits_for.get(request_id, set())
-                if item.image_hash in waits_for:
-                    waits_for.discard(item.image_hash)
-                    if not waits_for:
-                        del self._waits_for[request_id]
-                        ready.append(request_id)
+            ready += self._settle(item.image_hash)
         return ready
+
+    def _settle(self, image_hash: bytes) -> list[str]:
+        """Nobody waits for the image any more, be it here or left to a step; who now waits for none."""
+        self._unready.discard(image_hash)
+        ready: list[str] = []
+        for request_id in self._wanted_by.get(image_hash, ()):
+            waits_for = self._waits_for.get(request_id, set())
+            if image_hash in waits_for:
+                waits_for.discard(image_hash)
+                if not waits_for:
+                    del self._waits_for[request_id]
+                    ready.append(request_id)
+        return ready
+
+    def _is_stuck(self) -> bool:
+        """Whether all room is taken by rows of requests that wait for more of it, so that no step would ever make any.
+        An image that several want can bring that about: who wanted it first may end, and its rows stay."""
+        return (
+            bool(self._pending)
+            and not self._batches
+            and all(self._wanted_by[image_hash] <= self._waits_for.keys() for image_hash in self._rows)
+        )
 
     def _go_on(self) -> None:
         """Gives the thread its next batches."""

@@ -124,6 +124,25 @@ def test_what_has_no_room_waits_until_rows_are_taken_and_what_never_has_is_left_
     assert ready(ahead, 1) == ["second"]
 
 
+def test_requests_that_keep_the_room_from_each_other_are_left_to_the_step(program: EncoderProgram) -> None:
+    ahead, _, store = ahead_of(program, max_held_tokens=32)
+    shared, one, other, last = (picture(4, 4, seed=seed) for seed in range(4))
+    assert begin(ahead, "gone", [shared])
+    assert ready(ahead, 1) == ["gone"]
+    assert begin(ahead, "first", [one, other])
+    assert begin(ahead, "second", [shared, last])
+    ahead.forget("gone")
+    # `shared` and `one` have all the room; `other` and `last` have none.
+    assert ready(ahead, 1) == ["first"]
+    assert ahead.num_held_tokens == 32
+    ahead.encode([one, other])
+    ahead.forget("first")
+    assert ready(ahead, 1) == ["second"]
+    ahead.encode([shared, last])
+    ahead.forget("second")
+    assert (ahead.num_held_tokens, len(store)) == (0, 4)
+
+
 def test_an_aborted_request_leaves_nothing_and_its_picture_may_come_again(program: EncoderProgram) -> None:
     ahead, _, _ = ahead_of(program)
     for number in range(6):
