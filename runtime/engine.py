@@ -145,7 +145,7 @@ class Engine:
                 must be compiled first, `step` says so.
         """
         if self._grammar_queue is not None:
-            if request.request_id in self._grammar_queue:
+            if request.request_id in self._grammar_queue or self._scheduler.has(request.request_id):
                 raise ValueError(f"request_id {request.request_id!r} is in use")
             if self._grammar_queue.must_wait(request):
                 self._grammar_queue.put(request, pixels)

@@ -114,6 +114,10 @@ class Scheduler:
         """Whether a request is held."""
         return bool(self._held)
 
+    def has(self, request_id: str) -> bool:
+        """Whether a request waits or runs under this id."""
+        return request_id in self._states
+
     def add(self, request: Request) -> None:
         """Lets a request wait for its turn.
 

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -264,3 +265,24 @@ def test_an_abort_of_a_request_whose_picture_is_being_encoded_is_told_on() -> No
     engine.add(request("r", 8, images=[picture("x", 1, 1)]), [np.zeros((28, 28, 3), np.uint8)])
     engine.abort("r")
     assert (engine.has_work, ahead.forgotten) == (False, ["r"])
+
+
+class NeverCompiled:
+    """Compiles every grammar, and never says that it has."""
+
+    def is_compiled(self, grammar: str) -> bool:
+        return False
+
+    def matcher(self, grammar: str) -> object:
+        return grammar
+
+
+def test_an_id_in_use_is_refused_at_once_to_a_request_whose_grammar_must_be_compiled() -> None:
+    runner = InventingRunner()
+    engine = Engine(scheduler(), runner, engine_info(), grammars=NeverCompiled())
+    engine.add(request("r", 5, max_tokens=2, ignore_eos=True), [])
+    again = request("r", 5)
+    again = msgspec.structs.replace(again, sampling=msgspec.structs.replace(again.sampling, grammar="root ::= [a]"))
+    with pytest.raises(ValueError, match="'r' is in use"):
+        engine.add(again, [])
+    assert [output.finish_reason for output in run_until_done(engine)["r"]] == [None, "length"]
