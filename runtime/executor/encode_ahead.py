@@ -109,8 +109,8 @@ class AheadEncoder:
             own = self._next_batch()
             self._go_on()
             if own is not None:
-                self._compute(own)
                 self._batches.appendleft(own)
+                self._compute(own)
             elif self._batches:
                 wait([self._batches[0].rows], timeout_seconds)
         ready: list[str] = []
@@ -211,11 +211,13 @@ class AheadEncoder:
         return _Batch(items) if items else None
 
     def _compute(self, batch: _Batch) -> None:
-        """On either thread."""
+        """On either thread. What is no error but ends the thread, as an interrupt, goes on to the caller."""
         try:
             batch.rows.set_result(self._encoder.compute(batch.items))
         except BaseException as error:
             batch.rows.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
 
     def _drop(self, image_hash: bytes) -> None:
         del self._wanted_by[image_hash]

@@ -200,3 +200,20 @@ def test_who_has_nothing_else_to_do_encodes_too(program: EncoderProgram) -> None
     assert ahead.take_ready(timeout_seconds=0.0) == [], "the thread has begun"
     assert len(ready(ahead, 6)) == runner.num_images == 6
     assert has_helped.is_set()
+
+
+def test_an_interrupt_of_the_caller_s_own_encode_is_not_taken_for_an_error(
+    program: EncoderProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, runner, _ = ahead_of(program)
+
+    def interrupted(items: Sequence[EncoderItem]) -> list[Tensor]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "compute", interrupted)
+    assert begin(ahead, "r", [picture(4, 4, seed=1)])
+    with pytest.raises(KeyboardInterrupt):
+        ahead.take_ready(timeout_seconds=LONG_SECONDS)
+    # Whoever goes on all the same leaves the picture to the step.
+    assert ahead.take_ready(timeout_seconds=0) == ["r"]
+    assert ahead.num_held_tokens == 0
