@@ -121,14 +121,11 @@ def noise_url(generator: random.Random, width: int, height: int) -> str:
 async def run_all(connections: Sequence[LoadConnection], bodies: list[bytes]) -> list[Sample]:
     """Keeps a request in flight on each connection until all are done."""
     waiting = iter(bodies)
-    answers: list[tuple[Sample, Answer | None]] = []
 
-    async def worker(connection: LoadConnection) -> None:
-        for body in waiting:
-            pair = await run_one(connection, body)
-            answers.append(pair)
+    async def worker(connection: LoadConnection) -> list[tuple[Sample, Answer | None]]:
+        return [await run_one(connection, body) for body in waiting]
 
-    await asyncio.gather(*map(worker, connections))
+    answers = [pair for pairs in await asyncio.gather(*map(worker, connections)) for pair in pairs]
     for sample, answer in answers:
         if answer is not None:
             take_in(answer, sample)
