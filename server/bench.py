@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,10 +45,14 @@ async def measure_load(arguments: argparse.Namespace) -> int:
     ) as client:
         model = arguments.model or (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
     bodies = request_bodies(arguments, model)
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         connections = [
-            await stack.enter_async_context(
-                LoadConnection(base_url(arguments), headers=headers_of(arguments), timeout_seconds=arguments.timeout)
+            stack.enter_context(
+                closing(
+                    LoadConnection(
+                        base_url(arguments), headers=headers_of(arguments), timeout_seconds=arguments.timeout
+                    )
+                )
             )
             for _ in range(arguments.concurrency)
         ]

@@ -8,8 +8,6 @@ import asyncio
 import ssl
 import time
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
 import httptools
@@ -48,14 +46,6 @@ class LoadConnection:
         self._timeout_seconds = timeout_seconds
         self._protocol: _Protocol | None = None
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
     async def post(self, path: str, body: bytes) -> Answer:
         """Posts JSON.
 
@@ -70,10 +60,10 @@ class LoadConnection:
                 protocol = await self._connected()
                 answer = await protocol.send(f"{head}content-length: {len(body)}\r\n\r\n".encode(), body)
         except BaseException:
-            self._close()
+            self.close()
             raise
         if not protocol.is_kept:
-            self._close()
+            self.close()
         return answer
 
     async def _connected(self) -> "_Protocol":
@@ -83,7 +73,8 @@ class LoadConnection:
             _, self._protocol = await loop.create_connection(_Protocol, self._host, self._port, ssl=context)
         return self._protocol
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Ends the connection; the next request makes another."""
         if self._protocol is not None:
             self._protocol.close()
             self._protocol = None

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 
 import httptools
 import pytest
@@ -55,9 +55,10 @@ async def connected(server: Server, *, path: str = "", seconds: float = 10) -> A
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}{path}"
-    async with listening, LoadConnection(url, headers={"x-key": "secret"}, timeout_seconds=seconds) as connection:
+    async with listening:
         try:
-            yield connection
+            with closing(LoadConnection(url, headers={"x-key": "secret"}, timeout_seconds=seconds)) as connection:
+                yield connection
         finally:
             await server.wait_closed()
 
@@ -119,8 +120,7 @@ def test_a_request_that_takes_too_long_is_given_up() -> None:
 
 def test_nobody_there_is_an_error() -> None:
     async def main() -> None:
-        async with LoadConnection("http://127.0.0.1:9", headers={}, timeout_seconds=5) as connection:
-            await connection.post("/", b"")
+        await LoadConnection("http://127.0.0.1:9", headers={}, timeout_seconds=5).post("/", b"")
 
     with pytest.raises(ConnectionRefusedError):
         asyncio.run(main())
